@@ -1,99 +1,167 @@
 //! Steps: atomic changes to the state of one name, each implemented twice.
 //!
-//! A server runs the Lua script, the embedded store runs the Rust rule. Both give the same reply and leave
-//! the same state. Everything above a step is written once and does not depend on the primitive.
+//! A server runs the Lua script, the embedded store runs the Rust rule. Both give the same reply
+//! and leave the same state. Everything above a step is written once and does not depend on the
+//! primitive.
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug};
-use std::sync::OnceLock;
+use std::mem::take;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
-use crate::lease::Expiry;
+use crate::lease::{Expiry, Lease};
 
-/// One atomic change, in both implementations.
+/// One atomic change, in both implementations: a script with its arguments, and the rule.
 ///
-/// A step can be repeated: executed twice, it has the same effect as once. It carries the *target* state (a hold
-/// count, an end of a lease) rather than a change. Steps that change a number are the exception: see
+/// A step can be repeated: executed twice, it has the same effect as once. It carries the *target*
+/// state (a hold count, an end of a lease) rather than a change. Steps that change a number are the
+/// exception: see
 /// [`Store::run_at_most_once`](crate::store::Store::run_at_most_once).
-pub(crate) trait Step: Send + Sync {
-    type Reply: Send;
+pub(crate) struct Step<'a, R>(Box<Parts<'a, dyn Logic<R> + 'a>>);
 
-    /// The Lua script that a server runs.
-    fn script(&self) -> &'static Script;
-    /// The keys that the step accesses, all in the slot of the name.
-    fn keys(&self) -> Keys<'_>;
-    /// Adds the other arguments of the script, if it has any.
-    fn args(&self, args: &mut dyn Args) {
-        let _ = args;
-    }
-    /// Decodes the reply of the script.
-    fn decode(&self, reply: ScriptReply) -> Result<Self::Reply>;
-    /// The rule: the same change to the embedded keyspace.
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Self::Reply>;
+struct Parts<'a, L: ?Sized> {
+    script: &'static Script,
+    keys: Keys<'a>,
+    args: Args<'a>,
+    logic: L,
 }
 
-/// The keys of a step: no allocation for those of one object.
-pub(crate) type Keys<'a> = SmallVec<[&'a str; 4]>;
-
-/// A step of which only the reply type is known.
-pub(crate) type BoxedStep<'a, R> = Box<dyn Step<Reply = R> + 'a>;
-
-impl<S: Step + ?Sized> Step for Box<S> {
-    type Reply = S::Reply;
-
-    fn script(&self) -> &'static Script {
-        (**self).script()
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        (**self).keys()
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        (**self).args(args);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<S::Reply> {
-        (**self).decode(reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<S::Reply> {
-        (**self).apply(keyspace)
-    }
+/// What a step does with the reply of its script, and what it does instead of the script.
+trait Logic<R>: Send + Sync {
+    fn decode(&self, reply: ScriptReply) -> Result<R>;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<R>;
 }
 
-/// A step with a converted reply.
-pub(crate) struct MapReply<S, F>(pub(crate) S, pub(crate) F);
-
-impl<S, F, R> Step for MapReply<S, F>
+impl<R, D, A> Logic<R> for (D, A)
 where
-    S: Step,
-    F: Fn(S::Reply) -> Result<R> + Send + Sync,
-    R: Send,
+    D: Fn(ScriptReply) -> Result<R> + Send + Sync,
+    A: Fn(&mut Keyspace) -> Result<R> + Send + Sync,
 {
-    type Reply = R;
-
-    fn script(&self) -> &'static Script {
-        self.0.script()
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        self.0.keys()
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        self.0.args(args);
-    }
-
     fn decode(&self, reply: ScriptReply) -> Result<R> {
-        self.0.decode(reply).and_then(&self.1)
+        self.0(reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<R> {
-        self.0.apply(keyspace).and_then(&self.1)
+        self.1(keyspace)
+    }
+}
+
+impl<'a, R> Step<'a, R> {
+    /// Creates a step. `keys`: all that it accesses, in the slot of the name. `decode`: decodes the
+    /// reply of the script. `apply`: the rule, the same change to the embedded keyspace.
+    pub(crate) fn new<K: Into<Cow<'a, str>>>(
+        script: &'static Script,
+        keys: impl IntoIterator<Item = K>,
+        args: Args<'a>,
+        decode: impl Fn(ScriptReply) -> Result<R> + Send + Sync + 'a,
+        apply: impl Fn(&mut Keyspace) -> Result<R> + Send + Sync + 'a,
+    ) -> Step<'a, R> {
+        Step(Box::new(Parts {
+            script,
+            keys: keys.into_iter().map(Into::into).collect(),
+            args,
+            logic: (decode, apply),
+        }))
+    }
+
+    /// Converts the reply.
+    pub(crate) fn map<T>(
+        mut self,
+        convert: impl Fn(R) -> Result<T> + Copy + Send + Sync + 'a,
+    ) -> Step<'a, T>
+    where
+        R: 'a,
+    {
+        let (keys, args) = (take(&mut self.0.keys), take(&mut self.0.args));
+        let inner = Arc::new(self);
+        let rule = inner.clone();
+        Step::new(
+            inner.script(),
+            keys,
+            args,
+            move |reply| inner.decode(reply).and_then(convert),
+            move |keyspace| rule.apply(keyspace).and_then(convert),
+        )
+    }
+
+    pub(crate) fn script(&self) -> &'static Script {
+        self.0.script
+    }
+
+    pub(crate) fn keys(&self) -> &Keys<'a> {
+        &self.0.keys
+    }
+
+    /// Returns the other arguments of the script.
+    pub(crate) fn args(&self) -> &Args<'a> {
+        &self.0.args
+    }
+
+    pub(crate) fn decode(&self, reply: ScriptReply) -> Result<R> {
+        self.0.logic.decode(reply)
+    }
+
+    pub(crate) fn apply(&self, keyspace: &mut Keyspace) -> Result<R> {
+        self.0.logic.apply(keyspace)
+    }
+}
+
+/// The keys of a step: no allocation of their own for those of one object.
+pub(crate) type Keys<'a> = SmallVec<[Cow<'a, str>; 2]>;
+
+/// The arguments of a script behind its keys.
+pub(crate) type Args<'a> = SmallVec<[Arg<'a>; 4]>;
+
+#[derive(Debug, Clone)]
+pub(crate) enum Arg<'a> {
+    Text(Cow<'a, str>),
+    Number(i64),
+}
+
+/// Returns these arguments.
+macro_rules! args {
+    () => {
+        $crate::step::Args::new()
+    };
+    ($($arg:expr),+ $(,)?) => {
+        $crate::step::Args::from_iter([$($crate::step::Arg::from($arg)),+])
+    };
+}
+
+pub(crate) use args;
+
+impl<'a> From<&'a str> for Arg<'a> {
+    fn from(text: &'a str) -> Arg<'a> {
+        Arg::Text(text.into())
+    }
+}
+
+impl From<String> for Arg<'_> {
+    fn from(text: String) -> Self {
+        Arg::Text(text.into())
+    }
+}
+
+impl From<i64> for Arg<'_> {
+    fn from(number: i64) -> Self {
+        Arg::Number(number)
+    }
+}
+
+impl From<u32> for Arg<'_> {
+    fn from(number: u32) -> Self {
+        Arg::Number(number.into())
+    }
+}
+
+/// In milliseconds.
+impl From<Lease> for Arg<'_> {
+    fn from(lease: Lease) -> Self {
+        Arg::Number(lease.millis())
     }
 }
 
@@ -102,7 +170,8 @@ where
 pub(crate) enum Outcome<T = u64> {
     /// Acquired, with this result: of a lock its fencing token; 0 if it has none.
     Done(T),
-    /// Another owner holds it. Retry when a message arrives, and when this has passed at the latest.
+    /// Another owner holds it. Retry when a message arrives, and when this has passed at the
+    /// latest.
     Wait(Expiry),
 }
 
@@ -122,7 +191,8 @@ pub(crate) struct Script {
     batchable: Option<Batchable>,
 }
 
-/// A script that can be run for several steps at once, if each has this number of keys and arguments.
+/// A script that can be run for several steps at once, if each has this number of keys and
+/// arguments.
 #[derive(Debug)]
 pub(crate) struct Batchable {
     source: &'static str,
@@ -131,8 +201,9 @@ pub(crate) struct Batchable {
     hash: OnceLock<String>,
 }
 
-/// Returns the script that consists of these files. With `undeclared`, it also accesses keys that it finds by
-/// itself. With `batchable(1, 2)`, steps with one key and two arguments can be sent together.
+/// Returns the script that consists of these files. With `undeclared`, it also accesses keys that
+/// it finds by itself. With `batchable(1, 2)`, steps with one key and two arguments can be sent
+/// together.
 macro_rules! script {
     (batchable($keys:literal, $args:literal) $($file:literal),+) => {{
         static SCRIPT: $crate::step::Script =
@@ -158,14 +229,14 @@ pub(crate) use script;
 pub(crate) enum PublishMode {
     /// With PUBLISH.
     Global,
-    /// With SPUBLISH: only subscribers at the node of the slot receive the message, not all nodes of a
-    /// cluster. Subscribers are counted in the same way (SHARDNUMSUB). On a node before Redis 7.0, which has no
-    /// sharded channels, like `Global`.
+    /// With SPUBLISH: only subscribers at the node of the slot receive the message, not all nodes
+    /// of a cluster. Subscribers are counted in the same way (SHARDNUMSUB). On a node before Redis
+    /// 7.0, which has no sharded channels, like `Global`.
     Sharded,
 }
 
-/// Precedes scripts that publish in sharded channels. A refusal for another reason than an unknown command is raised, so
-/// that the caller learns what is missing.
+/// Precedes scripts that publish in sharded channels. A refusal for another reason than an unknown
+/// command is raised, so that the caller learns what is missing.
 const SHARDED: &str = "local function way(refusal, sharded, global)
     return string.find(refusal, 'nknown') and global or sharded
 end
@@ -195,7 +266,8 @@ impl Script {
         }
     }
 
-    /// Creates a script that can be run for several steps at once, if each has this number of keys and arguments.
+    /// Creates a script that can be run for several steps at once, if each has this number of keys
+    /// and arguments.
     pub(crate) const fn batchable(source: &'static str, keys: usize, args: usize) -> Script {
         let batchable = Batchable {
             source,
@@ -228,9 +300,9 @@ impl Script {
         self
     }
 
-    /// Returns whether the script may access more than the declared keys. While its slot moves between two
-    /// nodes of a cluster, neither node then knows whether a missing key does not exist or is at the
-    /// other node.
+    /// Returns whether the script may access more than the declared keys. While its slot moves
+    /// between two nodes of a cluster, neither node then knows whether a missing key does not exist
+    /// or is at the other node.
     pub(crate) fn has_undeclared_keys(&self) -> bool {
         self.undeclared
     }
@@ -273,11 +345,12 @@ impl Script {
 }
 
 impl Batchable {
-    /// Returns the script that runs the step once for each of its keys, with the arguments of all steps behind all
-    /// keys. Its reply is the list of their replies and errors.
+    /// Returns the script that runs the step once for each of its keys, with the arguments of all
+    /// steps behind all keys. Its reply is the list of their replies and errors.
     ///
-    /// It contains the source of the single script, with other indices. So the two cannot differ, and there is no
-    /// table of keys and arguments for each step, which would take as long as a round trip saves.
+    /// It contains the source of the single script, with other indices. So the two cannot differ,
+    /// and there is no table of keys and arguments for each step, which would take as long as a
+    /// round trip saves.
     pub(crate) fn batch_source(&self) -> String {
         let mut step = self.source.to_owned();
         for n in 1..=9 {
@@ -333,24 +406,6 @@ impl Eq for Batchable {}
 /// Returns the SHA-1 of a text, by which servers know a script.
 pub(crate) fn sha1(source: &str) -> String {
     sha1_smol::Sha1::from(source).digest().to_string()
-}
-
-/// Receives the arguments of a step for the server, in order.
-pub(crate) trait Args {
-    fn text(&mut self, text: &str);
-    fn number(&mut self, number: i64);
-}
-
-/// For tests.
-#[cfg(test)]
-impl Args for Vec<String> {
-    fn text(&mut self, text: &str) {
-        self.push(text.to_owned());
-    }
-
-    fn number(&mut self, number: i64) {
-        self.push(number.to_string());
-    }
 }
 
 /// The reply of a script.

@@ -49,14 +49,14 @@ use tokio::time::{Instant, sleep_until};
 use crate::background::Background;
 use crate::client_registry::{EntryNumber, REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
-use crate::error::{Loss, Result};
+use crate::error::Loss;
 use crate::hold::{Due, Hold, Renewal, RenewalTimes, Renewed, WatchAction, WatchdogState};
 use crate::join::{Boxed, join_all};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::log::join_names;
 use crate::metrics::{Metrics, Timer};
-use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
+use crate::step::{Arg, Keys, Script, ScriptReply, Step, args, unexpected_reply};
 use crate::store::{Delivery, NodeId, Store, Suspects};
 use crate::sync::Mutex;
 
@@ -687,11 +687,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_d
     // A hold that is being released or re-entered is skipped for now. If that happened since the batch
     // was made, it may no longer be due.
     let mut turns = Vec::with_capacity(holds.len());
-    let mut step = Renew {
-        script: first.kind.renewal(first).script,
-        lease: batch.renews.then_some(core.lease),
-        holds: Vec::with_capacity(holds.len()),
-    };
+    let mut free: Vec<&Hold> = Vec::with_capacity(holds.len());
     for hold in holds {
         let is_due = || {
             let state = hold.state();
@@ -700,18 +696,20 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_d
         match hold.try_turn() {
             Some(turn) if is_due() => {
                 turns.push(turn);
-                step.holds.push(hold);
+                free.push(hold);
             }
             _ => core.retry_later(hold),
         }
     }
-    if step.holds.is_empty() {
+    if free.is_empty() {
         return;
     }
+    let lease = batch.renews.then_some(core.lease);
+    let step = renew_holds(first.kind.renewal(first).script, lease, &free);
     // A retry does not ask for reports: a server that does not know that may have ended the connection.
     let is_retried = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
     let delivery = Delivery {
-        tracked: core.suspects.is_tracking() && !step.holds.iter().all(is_retried),
+        tracked: core.suspects.is_tracking() && !free.iter().all(is_retried),
         ..Delivery::IMMEDIATE
     };
     let timer = Timer::start();
@@ -726,7 +724,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_d
     match renewing {
         Ok(answer) => {
             let mut renewed = 0;
-            for (hold, reply) in step.holds.iter().zip(answer.reply) {
+            for (hold, reply) in free.iter().zip(answer.reply) {
                 hold.watchdog_state(|state| {
                     (state.not_before, state.tracked) = (None, delivery.tracked);
                 });
@@ -735,26 +733,26 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_d
                     continue;
                 }
                 renewed += 1;
-                if step.lease.is_some() {
+                if lease.is_some() {
                     core.metrics.renewed(|| hold.valid_for());
                 }
-                hold.renewed(answer.sent_at, step.lease, reply);
+                hold.renewed(answer.sent_at, lease, reply);
                 tracing::trace!(lock = hold.object.full_name(), owner = %hold.field, "renewed");
             }
-            tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
-            if renewed < step.holds.len() {
+            tracing::debug!(renewed, of = free.len(), "renewed a batch");
+            if renewed < free.len() {
                 core.plan_sweep(batch.node, SWEEP_PAUSE);
             }
         }
         Err(error) => {
-            let holds = step.holds.len();
-            let locks = join_names(step.holds.iter().map(|hold| hold.object.full_name()));
-            if step.holds.iter().all(is_retried) {
+            let holds = free.len();
+            let locks = join_names(free.iter().map(|hold| hold.object.full_name()));
+            if free.iter().all(is_retried) {
                 tracing::debug!(%error, holds, locks, "renewal failed again");
             } else {
                 tracing::warn!(%error, holds, locks, "renewal failed; retrying until the leases end");
             }
-            for hold in &step.holds {
+            for hold in &free {
                 core.retry_later(hold);
             }
         }
@@ -762,52 +760,38 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_d
     drop(turns);
 }
 
-/// The step that renews one batch: holds of kinds that share a script.
-pub(crate) struct Renew<'a> {
-    pub(crate) script: &'static Script,
-    /// `None`: leaves the leases unchanged and only checks whether the holds exist.
-    pub(crate) lease: Option<Lease>,
-    pub(crate) holds: Vec<&'a Hold>,
-}
-
-impl Step for Renew<'_> {
-    /// For each hold, whether it was renewed.
-    type Reply = Vec<Renewed>;
-
-    fn script(&self) -> &'static Script {
-        self.script
+/// The step that renews one batch: holds of kinds that share a script. Replies for each hold whether it was renewed. `lease`: `None`
+/// leaves the leases unchanged and only checks whether the holds exist.
+pub(crate) fn renew_holds<'a>(
+    script: &'static Script,
+    lease: Option<Lease>,
+    holds: &[&'a Hold],
+) -> Step<'a, Vec<Renewed>> {
+    let holds = holds.to_vec();
+    let number = holds.len();
+    let mut args = args![lease.map_or(0, Lease::millis)];
+    let mut keys = Keys::with_capacity(number);
+    for hold in &holds {
+        let renewal = hold.kind.renewal(hold);
+        keys.push(renewal.key.into());
+        args.extend(renewal.args.into_iter().map(Arg::Text));
     }
-
-    fn keys(&self) -> Keys<'_> {
-        let keys = self.holds.iter();
-        keys.map(|hold| hold.kind.renewal(hold).key).collect()
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.number(self.lease.map_or(0, Lease::millis));
-        for hold in &self.holds {
-            for arg in hold.kind.renewal(hold).args {
-                args.text(&arg);
-            }
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<Renewed>> {
+    let decode = move |reply: ScriptReply| {
         let renewed = reply.list()?;
-        if renewed.len() != self.holds.len() {
+        if renewed.len() != number {
             return Err(unexpected_reply(&renewed));
         }
         renewed.into_iter().map(Renewed::parse).collect()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Renewed>> {
+    };
+    let apply = move |keyspace: &mut Keyspace| {
         let renew = |hold: &&Hold| {
             // One key of another type must not prevent the others from being renewed.
-            let renewed = hold.kind.renew(keyspace, hold, self.lease);
+            let renewed = hold.kind.renew(keyspace, hold, lease);
             renewed.unwrap_or(Renewed::NotHeld)
         };
-        Ok(self.holds.iter().map(renew).collect())
-    }
+        Ok(holds.iter().map(renew).collect())
+    };
+    Step::new(script, keys, args, decode, apply)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::step::{ClientHash, INSTANCE, MAX_BYTES, Read, Setting, Write};
+use super::step::{ClientHash, INSTANCE, MAX_BYTES, Setting, Write, read};
 use crate::primitives::differential::{
     Comparable, TIME_UNIT, aged, assert_equivalent, lease, time,
 };
@@ -81,13 +81,10 @@ fn lua_and_rules_agree() {
                 removed: removed.iter().copied().map(field).collect(),
                 set,
             };
-            let _ = harness.step(&step).await;
+            let _ = harness.step(&step.step()).await;
         }
         Move::Read { fields } => {
-            let step = Read {
-                key: KEY.to_owned(),
-                fields: fields.iter().copied().map(field).collect(),
-            };
+            let step = read(KEY, fields.iter().copied().map(field).collect());
             let _ = harness.step(&step).await;
         }
         Move::Foreign => harness.set_foreign(KEY, 7).await,

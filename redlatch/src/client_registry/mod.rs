@@ -376,7 +376,9 @@ impl Shared {
         while let Some(step) = self.next_step(process, is_first) {
             is_first = false;
             let within = self.ttl.renewal_interval();
-            let answer = store.run_once(&step, Delivery::IMMEDIATE, within).await?;
+            let answer = store
+                .run_once(&step.step(), Delivery::IMMEDIATE, within)
+                .await?;
             let state = &mut *self.state.lock();
             if state.entries.is_empty() && state.unwritten.is_empty() {
                 // Also if entries have ended meanwhile: the next step deletes the hash.

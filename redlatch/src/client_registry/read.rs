@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::entry::{CLIENT_FIELDS, Registered, RegistryEntry, Role};
-use super::step::{ClientHash, Read};
+use super::step::{ClientHash, read};
 use super::{ClientInfo, Registration};
 use crate::error::Result;
 use crate::join::join_all;
@@ -131,7 +131,7 @@ impl Registration {
         key: String,
         fields: Vec<String>,
     ) -> Result<Option<ClientHash>> {
-        let hash = store.run_idempotent(&Read { key, fields }).await;
+        let hash = store.run_idempotent(&read(&key, fields)).await;
         hash.inspect_err(
             |error| tracing::debug!(%error, "the registry of clients could not be read"),
         )

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use smallvec::smallvec;
-
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script, unexpected_reply};
+use crate::step::{Arg, Args, ScriptReply, Step, args, script, unexpected_reply};
 
-/// Largest number of fields of a hash that is read: those of [`MAX_ENTRIES`](super::MAX_ENTRIES), and some for later versions.
+/// Largest number of fields of a hash that is read: those of [`MAX_ENTRIES`](super::MAX_ENTRIES),
+/// and some for later versions.
 pub(super) const MAX_FIELDS: usize = super::MAX_ENTRIES + 100;
-/// Largest size of a field or value that is read: a name, an owner and a kind, or a note, and some for later versions.
+/// Largest size of a field or value that is read: a name, an owner and a kind, or a note, and some
+/// for later versions.
 pub(super) const MAX_BYTES: usize = 1024;
 
 /// The field with the instance of the client.
@@ -25,13 +25,14 @@ type Fields = BTreeMap<String, String>;
 #[derive(Debug, Clone)]
 pub(crate) struct Setting {
     pub(super) field: String,
-    /// How long ago something began. The value then starts with that time, by the clock of the store: clients on
-    /// different machines may have different clocks.
+    /// How long ago something began. The value then starts with that time, by the clock of the
+    /// store: clients on different machines may have different clocks.
     pub(super) age: Option<Duration>,
     pub(super) text: String,
 }
 
 /// Writes the hash of a client.
+#[derive(Clone)]
 pub(crate) struct Write<'a> {
     pub(super) key: &'a str,
     pub(super) ttl: Lease,
@@ -43,36 +44,23 @@ pub(crate) struct Write<'a> {
     pub(super) set: Vec<Setting>,
 }
 
-impl Step for Write<'_> {
-    /// The number of fields afterwards.
-    type Reply = i64;
-
-    fn script(&self) -> &'static Script {
-        script!("../primitives/expire.lua", "write.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.key]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.number(self.ttl.millis());
-        args.number(self.replace.into());
-        args.text(self.instance);
-        args.number(i64::try_from(self.removed.len()).unwrap_or(0));
-        self.removed.iter().for_each(|field| args.text(field));
+impl Write<'_> {
+    /// Returns the step. Replies the number of fields afterwards.
+    pub(super) fn step(&self) -> Step<'_, i64> {
+        let removed = i64::try_from(self.removed.len()).unwrap_or(0);
+        let mut args = args![self.ttl, i64::from(self.replace), self.instance, removed];
+        args.extend(self.removed.iter().map(|field| field.as_str().into()));
         for Setting { field, age, text } in &self.set {
-            args.text(field);
-            match age {
-                Some(age) => args.number(millis(*age)),
-                None => args.text(""),
-            }
-            args.text(text);
+            let age = age.map_or_else(|| "".into(), |age| millis(age).into());
+            args.extend([field.as_str().into(), age, text.as_str().into()]);
         }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<i64> {
-        reply.integer()
+        Step::new(
+            script!("../primitives/expire.lua", "write.lua"),
+            [self.key],
+            args,
+            ScriptReply::integer,
+            |keyspace| self.apply(keyspace),
+        )
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
@@ -103,13 +91,6 @@ impl Step for Write<'_> {
     }
 }
 
-/// Reads the hash of a client.
-pub(crate) struct Read {
-    pub(super) key: String,
-    /// The fields to read; none: all.
-    pub(super) fields: Vec<String>,
-}
-
 /// What the hash of a client contains.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ClientHash {
@@ -118,61 +99,52 @@ pub(crate) struct ClientHash {
     pub(super) fields: Fields,
 }
 
-impl Step for Read {
-    /// `None`: it is no hash, or has too many fields.
-    type Reply = Option<ClientHash>;
-
-    fn script(&self) -> &'static Script {
-        script!("read.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![&*self.key]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        for limit in [MAX_FIELDS, MAX_BYTES] {
-            args.number(i64::try_from(limit).unwrap_or(i64::MAX));
-        }
-        self.fields.iter().for_each(|field| args.text(field));
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Option<ClientHash>> {
-        let ScriptReply::List(parts) = reply else {
-            return Ok(None);
-        };
-        let mut parts = parts.into_iter();
-        let now = parts.next().unwrap_or(ScriptReply::Nil).integer()?;
-        let mut fields = Fields::new();
-        while let Some(field) = parts.next() {
-            let value = parts
-                .next()
-                .ok_or_else(|| unexpected_reply(&ScriptReply::Nil))?;
-            fields.insert(field.text()?, value.text()?);
-        }
-        Ok(Some(ClientHash { now, fields }))
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Option<ClientHash>> {
-        let now = keyspace.now_ms();
-        let found = match keyspace.find::<Fields>(&self.key) {
-            Ok(Some(found)) if found.value.len() <= MAX_FIELDS => found.value.clone(),
-            Ok(None) => Fields::new(),
-            Ok(Some(_)) | Err(_) => return Ok(None),
-        };
-        let is_read = |field: &String, value: &String| {
-            field.len() <= MAX_BYTES
-                && value.len() <= MAX_BYTES
-                && (self.fields.is_empty() || self.fields.contains(field))
-        };
-        let fields = found
-            .into_iter()
-            .filter(|(field, value)| is_read(field, value));
-        Ok(Some(ClientHash {
-            now,
-            fields: fields.collect(),
-        }))
-    }
+/// Reads the hash of a client. Replies `None` if it is no hash, or has too many fields. `fields`:
+/// those to read; none: all.
+pub(crate) fn read(key: &str, fields: Vec<String>) -> Step<'_, Option<ClientHash>> {
+    let limits = [MAX_FIELDS, MAX_BYTES].map(|limit| i64::try_from(limit).unwrap_or(i64::MAX));
+    let mut args: Args = limits.map(Arg::from).into_iter().collect();
+    args.extend(fields.iter().cloned().map(Arg::from));
+    Step::new(
+        script!("read.lua"),
+        [key],
+        args,
+        |reply| {
+            let ScriptReply::List(parts) = reply else {
+                return Ok(None);
+            };
+            let mut parts = parts.into_iter();
+            let now = parts.next().unwrap_or(ScriptReply::Nil).integer()?;
+            let mut fields = Fields::new();
+            while let Some(field) = parts.next() {
+                let value = parts
+                    .next()
+                    .ok_or_else(|| unexpected_reply(&ScriptReply::Nil))?;
+                fields.insert(field.text()?, value.text()?);
+            }
+            Ok(Some(ClientHash { now, fields }))
+        },
+        move |keyspace| {
+            let now = keyspace.now_ms();
+            let found = match keyspace.find::<Fields>(key) {
+                Ok(Some(found)) if found.value.len() <= MAX_FIELDS => found.value.clone(),
+                Ok(None) => Fields::new(),
+                Ok(Some(_)) | Err(_) => return Ok(None),
+            };
+            let is_read = |field: &String, value: &String| {
+                field.len() <= MAX_BYTES
+                    && value.len() <= MAX_BYTES
+                    && (fields.is_empty() || fields.contains(field))
+            };
+            let fields = found
+                .into_iter()
+                .filter(|(field, value)| is_read(field, value));
+            Ok(Some(ClientHash {
+                now,
+                fields: fields.collect(),
+            }))
+        },
+    )
 }
 
 fn millis(age: Duration) -> i64 {

@@ -39,7 +39,7 @@ use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
-use crate::step::{BoxedStep, Script, ScriptReply};
+use crate::step::{Script, ScriptReply, Step};
 use crate::sync::{Mutex, wait_for};
 
 pub(crate) mod fair_waiters;
@@ -95,7 +95,7 @@ pub(crate) trait HoldKind: Send + Sync {
 
     /// Sets the hold count in the store. 0 releases the hold, and removes anything that its owner left in the
     /// store while it waited. Replies whether the owner held it.
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool>;
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool>;
 
     /// Returns whether there is a [transfer](HoldKind::transfer).
     fn can_transfer(&self) -> bool {
@@ -103,21 +103,21 @@ pub(crate) trait HoldKind: Send + Sync {
     }
 
     /// Passes the object on to a waiter whose hold is of this kind, in one step.
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
+    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
         let _ = params;
         None
     }
 
     /// Grants the object to the owner that waits first in the queue of a fair lock with the same key, if the object is free, or
     /// wakes it. Releases do not look at that queue.
-    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<BoxedStep<'a, ()>> {
+    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<Step<'a, ()>> {
         let _ = object;
         None
     }
 
     /// Puts another owner in the place of this one, with hold count 1, in one step. Replies whether the other owner holds
     /// the object now.
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
         let _ = params;
         None
     }
@@ -140,7 +140,7 @@ pub(crate) trait HoldKind: Send + Sync {
     /// A kind with this step can be part of a script that acquires all of several objects or none. Its
     /// acquisition script must reply a number if the object is not available, and anything else if it was
     /// acquired.
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {
         let _ = (hold, keep);
         None
     }
@@ -629,8 +629,7 @@ mod tests {
     use super::*;
     use crate::primitives::differential;
     use crate::primitives::lock::Reentrant;
-    use crate::step::Step as _;
-    use crate::watchdog::Renew;
+    use crate::watchdog::renew_holds;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -784,14 +783,13 @@ mod tests {
     #[test]
     fn renewal_names_key_owner_and_channel() {
         let hold = hold();
-        let step = Renew {
-            script: hold.kind.renewal(&hold).script,
-            lease: Some(Lease::WATCHDOG),
-            holds: vec![&hold],
-        };
-        let mut args = Vec::new();
-        step.args(&mut args);
+        let step = renew_holds(
+            hold.kind.renewal(&hold).script,
+            Some(Lease::WATCHDOG),
+            &[&hold],
+        );
+        let args = crate::primitives::differential::arg_texts(&step);
         assert_eq!(args, ["30000", &hold.field, hold.object.channel()]);
-        assert_eq!(*step.keys(), [hold.object.key()]);
+        assert_eq!(step.keys()[..], [hold.object.key()]);
     }
 }

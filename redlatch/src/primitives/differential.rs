@@ -39,11 +39,11 @@ use crate::metrics::KindMetrics;
 use crate::name::{CandidateKeys, GROUP_END};
 use crate::owner::{Owner, OwnerId};
 use crate::primitives::fenced_lock::token;
-use crate::primitives::inspect::InspectNames;
+use crate::primitives::inspect::inspect_names;
 use crate::primitives::lock::Holder;
 use crate::session::Waiting;
-use crate::step::{Args, Outcome, ScriptReply, Step};
-use crate::watchdog::Renew;
+use crate::step::{Arg, Outcome, ScriptReply, Step};
+use crate::watchdog::renew_holds;
 
 /// Number of random histories per primitive and test run. Each test run has a new seed, unless
 /// REDLATCH_SEED is set.
@@ -330,20 +330,22 @@ impl Differential {
     }
 
     /// Runs the step, and `after` it. Returns the replies.
-    async fn run_alone<S: Step>(&mut self, step: &S, after: redis::Cmd) -> [redis::Value; 2] {
+    async fn run_alone<R>(&mut self, step: &Step<'_, R>, after: redis::Cmd) -> [redis::Value; 2] {
         let mut cmd = redis::cmd("EVAL");
         let keys = step.keys();
         cmd.arg(step.script().source()).arg(keys.len());
-        cmd.arg(keys.as_slice());
-        step.args(&mut cmd);
+        cmd.arg(key_texts(step)).arg(arg_texts(step));
         self.run_commands([cmd, after]).await
     }
 
     /// The same for the step in one script behind the same step for a key of another type, if such steps can be sent
     /// together.
-    async fn run_in_batch<S: Step>(&mut self, step: &S, after: redis::Cmd) -> [redis::Value; 2] {
-        let (keys, mut args) = (step.keys(), Vec::new());
-        step.args(&mut args);
+    async fn run_in_batch<R>(
+        &mut self,
+        step: &Step<'_, R>,
+        after: redis::Cmd,
+    ) -> [redis::Value; 2] {
+        let (keys, args) = (key_texts(step), arg_texts(step));
         let Some(script) = step.script().for_batch(keys.len(), args.len()) else {
             return self.run_alone(step, after).await;
         };
@@ -351,7 +353,7 @@ impl Differential {
         let mut cmd = redis::cmd("EVAL");
         cmd.arg(script.batch_source());
         cmd.arg(2 * keys.len());
-        cmd.arg(vec![other; keys.len()]).arg(keys.as_slice());
+        cmd.arg(vec![other; keys.len()]).arg(&keys);
         cmd.arg(&args).arg(&args);
         let (mut set, mut del) = (redis::cmd("SET"), redis::cmd("DEL"));
         set.arg(other).arg("x");
@@ -367,22 +369,16 @@ impl Differential {
     }
 
     /// Runs the step on both sides. Panics if the replies differ. Returns the rule's reply.
-    pub(crate) async fn step<S: Step>(&mut self, step: &S) -> Result<S::Reply>
-    where
-        S::Reply: Comparable,
-    {
+    pub(crate) async fn step<R: Comparable>(&mut self, step: &Step<'_, R>) -> Result<R> {
         self.step_and(step, redis::cmd("PING")).await.0
     }
 
     /// The same, and runs a command after it. Returns the reply to that, too.
-    async fn step_and<S: Step>(
+    async fn step_and<R: Comparable>(
         &mut self,
-        step: &S,
+        step: &Step<'_, R>,
         after: redis::Cmd,
-    ) -> (Result<S::Reply>, redis::Value)
-    where
-        S::Reply: Comparable,
-    {
+    ) -> (Result<R>, redis::Value) {
         if self.coverage.wants(step.script()) {
             self.refuse_calls(step).await;
         }
@@ -399,7 +395,7 @@ impl Differential {
             reply => step.decode(script_reply(reply)),
         };
         let rule = step.apply(self.keyspace_at_now());
-        let comparable = |reply: &Result<S::Reply>| match reply {
+        let comparable = |reply: &Result<R>| match reply {
             Ok(reply) => Ok(reply.comparable()),
             // WRONGKIND (from the script) and WRONGTYPE (from Redis) count as equal.
             Err(error) => Err(match error {
@@ -418,13 +414,12 @@ impl Differential {
     }
 
     /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then nothing has changed.
-    async fn refuse_calls<S: Step>(&mut self, step: &S) {
+    async fn refuse_calls<R>(&mut self, step: &Step<'_, R>) {
         let mut cmd = redis::cmd("EVAL");
         let keys = step.keys();
         let source = refusing_source(step.script());
         cmd.arg(format!("{DUMP}{source}")).arg(keys.len());
-        cmd.arg(keys.as_slice());
-        step.args(&mut cmd);
+        cmd.arg(key_texts(step)).arg(arg_texts(step));
         type RawRun = (String, Vec<u8>, Vec<u8>, RawDump);
         let (before, runs): (RawDump, Vec<RawRun>) =
             cmd.query_async(&mut self.connection).await.unwrap();
@@ -441,11 +436,11 @@ impl Differential {
     /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks the
     /// hold. Returns whether it is held.
     pub(crate) async fn renew(&mut self, hold: &Hold, lease_multiple: u32) -> bool {
-        let step = Renew {
-            script: hold.kind.renewal(hold).script,
-            lease: (lease_multiple > 0).then(|| lease(lease_multiple)),
-            holds: vec![hold],
-        };
+        let step = renew_holds(
+            hold.kind.renewal(hold).script,
+            (lease_multiple > 0).then(|| lease(lease_multiple)),
+            &[hold],
+        );
         self.step(&step).await.unwrap()[0].is_held()
     }
 
@@ -501,7 +496,7 @@ impl Differential {
         let names = [CandidateKeys::new("name".into())];
         let mut dump = redis::cmd("EVAL");
         dump.arg(format!("{DUMP}return dump()")).arg(0);
-        let (_, server) = self.step_and(&InspectNames { names: &names }, dump).await;
+        let (_, server) = self.step_and(&inspect_names(&names), dump).await;
         let server = redis::from_redis_value(server).unwrap();
         self.compare(decode_dump(server), last_move);
     }
@@ -839,14 +834,16 @@ compare_by_debug!(
     Vec<u32>
 );
 
-impl Args for redis::Cmd {
-    fn text(&mut self, text: &str) {
-        self.arg(text);
-    }
+fn key_texts<'a, R>(step: &'a Step<'_, R>) -> Vec<&'a str> {
+    step.keys().iter().map(|key| &**key).collect()
+}
 
-    fn number(&mut self, number: i64) {
-        self.arg(number);
-    }
+pub(crate) fn arg_texts<R>(step: &Step<'_, R>) -> Vec<String> {
+    let text = |arg: &Arg<'_>| match arg {
+        Arg::Text(text) => text.to_string(),
+        Arg::Number(number) => number.to_string(),
+    };
+    step.args().iter().map(text).collect()
 }
 
 /// Returns the reply as the wire decodes it.

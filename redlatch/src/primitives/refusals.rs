@@ -34,6 +34,7 @@
 //! refused, on the state that the history has reached, which is then restored. Each directory with scripts has such a test, which
 //! must run each of them.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -197,12 +198,12 @@ impl Coverage {
     }
 
     /// Checks the rules for a step, whose first run is that in which nothing was refused.
-    pub(super) fn check<S: Step>(step: &S, before: &Dump, runs: &[Run]) {
+    pub(super) fn check<R>(step: &Step<'_, R>, before: &Dump, runs: &[Run]) {
         let (complete, refused) = runs.split_first().expect("one run at least");
         let source = step.script().source();
         for run in refused {
             let checked = match run.command.as_str() {
-                ABSENT => check_absent(&step.keys(), before, complete, run),
+                ABSENT => check_absent(step.keys(), before, complete, run),
                 _ => check_run(source, before, complete, run),
             };
             if let Err(fault) = checked {
@@ -283,11 +284,16 @@ fn check_run(source: &str, before: &Dump, complete: &Run, run: &Run) -> Result<(
 }
 
 /// Checks the undeclared keys after a run in which one of them was missing.
-fn check_absent(declared: &[&str], before: &Dump, complete: &Run, run: &Run) -> Result<(), String> {
+fn check_absent(
+    declared: &[Cow<'_, str>],
+    before: &Dump,
+    complete: &Run,
+    run: &Run,
+) -> Result<(), String> {
     fn names<'a>(state: &'a Dump, key: &str) -> Option<Vec<&'a String>> {
         state.get(key).map(|(value, _)| names_in(value))
     }
-    let is_other = |key: &&String| **key != run.subject && !declared.contains(&key.as_str());
+    let is_other = |key: &&String| **key != run.subject && !declared.iter().any(|one| one == *key);
     for key in before.keys().filter(is_other) {
         let now = names(&run.state, key);
         if now != names(before, key) && now != names(&complete.state, key) {

@@ -37,14 +37,14 @@ impl Session {
         clippy::manual_async_fn,
         reason = "an `async fn` stores its arguments twice"
     )]
-    pub(crate) fn try_acquire<'a, S: Step + 'a>(
+    pub(crate) fn try_acquire<'a, R: Send>(
         &'a self,
         holds: &'a [RequestedHold<'a>],
         subscribe: Option<&'a str>,
         progress: &'a Progress,
-        step: impl FnOnce(&[u32]) -> S + Send + 'a,
-        blocked: impl FnOnce(&S::Reply) -> Option<usize> + Send + 'a,
-    ) -> impl Future<Output = Result<S::Reply>> + Send + 'a {
+        step: impl FnOnce(&[u32]) -> Step<'a, R> + Send + 'a,
+        blocked: impl FnOnce(&R) -> Option<usize> + Send + 'a,
+    ) -> impl Future<Output = Result<R>> + Send + 'a {
         async move {
             progress.leave_queue();
             progress.mark_unsent();
@@ -137,11 +137,11 @@ impl Session {
 impl RequestedHold<'_> {
     /// Makes one attempt to acquire or re-enter one object: [`Session::try_acquire`]. `step` creates the
     /// primitive's step for a hold count.
-    pub(crate) fn try_acquire<'a, S: Step<Reply = Outcome> + 'a>(
+    pub(crate) fn try_acquire<'a>(
         &'a self,
         subscribe: Option<&'a str>,
         progress: &'a Progress,
-        step: impl FnOnce(&'a Hold, u32) -> S + Send + 'a,
+        step: impl FnOnce(&'a Hold, u32) -> Step<'a, Outcome> + Send + 'a,
     ) -> impl Future<Output = Result<Outcome>> + Send + 'a {
         let HoldRef { session, hold, .. } = self.hold_ref;
         let step = move |held: &[u32]| step(hold, held.iter().sum::<u32>() + 1);

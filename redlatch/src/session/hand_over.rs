@@ -36,7 +36,6 @@
 
 use std::sync::Arc;
 
-use smallvec::smallvec;
 use tokio::time::{Instant, timeout};
 
 use super::{HoldRef, Terms};
@@ -46,9 +45,9 @@ use crate::hold::{
     ASK_LIMIT, HandOver, HandOverLimit, Hold, HoldLimits, NotHandedOver, OtherClients, Renewed,
     Share, fair_waiters, requests,
 };
-use crate::keyspace::{Holds, Keyspace};
+use crate::keyspace::Holds;
 use crate::name::ObjectKeys;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+use crate::step::{Step, args, script};
 use crate::sync::Mutex;
 use crate::wait::Offer;
 
@@ -250,16 +249,13 @@ impl super::Session {
         object: &ObjectKeys,
         hold: Option<&Arc<Hold>>,
     ) -> Option<Waiting> {
-        let step = CheckHandOver {
-            object,
-            hold: hold.map(Arc::as_ref),
-        };
+        let step = check_hand_over(object, hold.map(Arc::as_ref));
         let Some(hold) = hold else {
-            let (exists, waiting) = self.check(&step).await.ok()?;
+            let (exists, waiting) = self.check(object, &step).await.ok()?;
             return exists.then_some(waiting);
         };
         let granted_in = hold.state().period.granted_in;
-        let mut answer = self.check(&step).await;
+        let mut answer = self.check(object, &step).await;
         // Out of turn, this only puts the hold in doubt: a step of the owner that is in flight may have put another in its
         // place. So the hold does not pass on, and is checked again behind that step.
         if matches!(answer, Ok((false, _))) && hold.state().doubt(granted_in) {
@@ -268,7 +264,7 @@ impl super::Session {
             if hold.state().doubt(granted_in) {
                 answer = match turn {
                     Ok(mut turn) => {
-                        let in_turn = self.check(&step).await;
+                        let in_turn = self.check(object, &step).await;
                         turn.record_result(&in_turn);
                         if matches!(in_turn, Ok((false, _))) && hold.mark_lost(Loss::NotHeld) {
                             self.watchdog.watch(hold);
@@ -291,10 +287,14 @@ impl super::Session {
         Some(answer.ok()?.1)
     }
 
-    async fn check(&self, step: &CheckHandOver<'_>) -> Result<(bool, Waiting)> {
+    async fn check(
+        &self,
+        object: &ObjectKeys,
+        step: &Step<'_, (bool, Waiting)>,
+    ) -> Result<(bool, Waiting)> {
         let answer = self.store.run_urgent(step).await;
         if let Err(error) = &answer {
-            let lock = step.object.full_name();
+            let lock = object.full_name();
             tracing::debug!(lock, %error, "a hold that is passed on could not be checked");
         }
         answer
@@ -324,67 +324,49 @@ pub(crate) struct Waiting {
 
 /// Returns whether the owner has the hold, and how many wait for the object. Of permits without an owner, returns whether the
 /// semaphore exists.
-pub(crate) struct CheckHandOver<'a> {
-    pub(crate) object: &'a ObjectKeys,
-    pub(crate) hold: Option<&'a Hold>,
-}
-
-impl Step for CheckHandOver<'_> {
-    type Reply = (bool, Waiting);
-
-    fn script(&self) -> &'static Script {
-        script!("../hold/fair_waiters.lua", "check_hand_over.lua")
+pub(crate) fn check_hand_over<'a>(
+    object: &'a ObjectKeys,
+    hold: Option<&'a Hold>,
+) -> Step<'a, (bool, Waiting)> {
+    let key = hold.map_or(object.key(), |hold| hold.kind.renewal(hold).key);
+    let mut args = args![object.channel()];
+    match hold.map(|hold| (&*hold.field, hold.kind.share())) {
+        Some((field, Share::Whole)) => args.extend(args!["lock", field, object.requests_key()]),
+        Some((field, Share::Permits(_))) => args.extend(args!["permits", field]),
+        None => {}
     }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![match self.hold {
-            Some(hold) => hold.kind.renewal(hold).key,
-            None => self.object.key(),
-        }]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
-        if let Some(hold) = self.hold {
-            let share = hold.kind.share();
-            args.text(match share {
-                Share::Whole => "lock",
-                Share::Permits(_) => "permits",
-            });
-            args.text(&hold.field);
-            if share == Share::Whole {
-                args.text(&self.object.requests_key());
-            }
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<(bool, Waiting)> {
-        let [is_held, subscribers, queued] = reply.array()?;
-        let waiting = Waiting {
-            subscribers: subscribers.integer()?.try_into().unwrap_or(0),
-            queued: queued.integer()?.try_into().unwrap_or(0),
-        };
-        Ok((is_held.flag()?, waiting))
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<(bool, Waiting)> {
-        let is_held = match self.hold {
-            Some(hold) if hold.kind.share() == Share::Whole => {
-                let holds = keyspace.find::<Holds>(hold.object.key())?;
-                holds.is_some_and(|holds| holds.value.counts.contains_key(&*hold.field))
-            }
-            Some(hold) => hold.kind.renew(keyspace, hold, None)?.is_held(),
-            None => keyspace.exists(self.object.key()),
-        };
-        let whole = self.hold.filter(|hold| hold.kind.share() == Share::Whole);
-        let is_asked = whole.is_some_and(|hold| requests::find(keyspace, hold) != Renewed::Held);
-        let subscribers = keyspace.subscriber_count(self.object.channel());
-        let waiting = Waiting {
-            subscribers: subscribers as u64 + u64::from(is_asked),
-            queued: fair_waiters::count(keyspace, self.object) as u64,
-        };
-        Ok((is_held, waiting))
-    }
+    Step::new(
+        script!("../hold/fair_waiters.lua", "check_hand_over.lua"),
+        [key],
+        args,
+        move |reply| {
+            let [is_held, subscribers, queued] = reply.array()?;
+            let waiting = Waiting {
+                subscribers: subscribers.integer()?.try_into().unwrap_or(0),
+                queued: queued.integer()?.try_into().unwrap_or(0),
+            };
+            Ok((is_held.flag()?, waiting))
+        },
+        move |keyspace| {
+            let is_held = match hold {
+                Some(hold) if hold.kind.share() == Share::Whole => {
+                    let holds = keyspace.find::<Holds>(hold.object.key())?;
+                    holds.is_some_and(|holds| holds.value.counts.contains_key(&*hold.field))
+                }
+                Some(hold) => hold.kind.renew(keyspace, hold, None)?.is_held(),
+                None => keyspace.exists(object.key()),
+            };
+            let whole = hold.filter(|hold| hold.kind.share() == Share::Whole);
+            let is_asked =
+                whole.is_some_and(|hold| requests::find(keyspace, hold) != Renewed::Held);
+            let subscribers = keyspace.subscriber_count(object.channel());
+            let waiting = Waiting {
+                subscribers: subscribers as u64 + u64::from(is_asked),
+                queued: fair_waiters::count(keyspace, object) as u64,
+            };
+            Ok((is_held, waiting))
+        },
+    )
 }
 
 #[cfg(test)]
@@ -396,9 +378,11 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
+    use crate::keyspace::Keyspace;
     use crate::primitives::differential;
     use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
     use crate::step::Outcome;
+    use crate::step::ScriptReply;
     use crate::store::embedded::failure_injection::Failure::{NoAnswer, NoEffect, NotSent};
     use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
 
@@ -840,10 +824,7 @@ mod tests {
         };
         assert_eq!(found, Some(none));
         let hold = differential::hold(1, Reentrant::new("", "name"));
-        let step = CheckHandOver {
-            object: &hold.object,
-            hold: Some(&hold),
-        };
+        let step = check_hand_over(&hold.object, Some(&hold));
         let mut keyspace = Keyspace::new(Instant::now());
         assert_eq!(step.apply(&mut keyspace).unwrap(), (false, none));
         assert!(keyspace.take_published().is_empty());
@@ -852,18 +833,13 @@ mod tests {
     #[test]
     fn check_names_lock_owner_channel_and_requests() {
         let hold = differential::hold(1, Reentrant::new("", "name"));
-        let step = CheckHandOver {
-            object: &hold.object,
-            hold: Some(&hold),
-        };
-        let mut args = Vec::new();
-        step.args(&mut args);
+        let step = check_hand_over(&hold.object, Some(&hold));
         let requests = hold.object.requests_key();
         assert_eq!(
-            args,
+            differential::arg_texts(&step),
             [hold.object.channel(), "lock", &*hold.field, &*requests]
         );
-        assert_eq!(*step.keys(), [hold.object.key()]);
+        assert_eq!(step.keys()[..], [hold.object.key()]);
         for (is_held, subscribers, queued) in [(true, 3, 0), (false, 2, 1)] {
             let reply = [i64::from(is_held), subscribers, queued].map(ScriptReply::Integer);
             let decoded = step.decode(ScriptReply::List(reply.into())).unwrap();

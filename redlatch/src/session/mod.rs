@@ -46,7 +46,7 @@ mod transfer;
 pub(crate) use acquire::AllOrNone;
 pub(crate) use hand_over::HandedOver;
 #[cfg(test)]
-pub(crate) use hand_over::{CheckHandOver, Waiting};
+pub(crate) use hand_over::{Waiting, check_hand_over};
 pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
 pub(crate) use transfer::TransferredHold;
@@ -178,16 +178,18 @@ impl Session {
     }
 
     /// Runs a step that must not be applied twice: [`Store::run_at_most_once`]. Once started it is completed:
-    /// if this is dropped, it continues in the background.
-    pub(crate) async fn run_at_most_once<S: Step<Reply: 'static> + 'static>(
+    /// if this is dropped, it continues in the background. `step` creates the step.
+    pub(crate) async fn run_at_most_once<K: Send + Sync + 'static, R: Send + 'static>(
         &self,
         object: &Arc<ObjectKeys>,
-        step: S,
+        keys: &Arc<K>,
+        step: impl FnOnce(&K) -> Step<'_, R> + Send + 'static,
         what: &'static str,
-    ) -> Result<S::Reply> {
-        let store = self.store.clone();
+    ) -> Result<R> {
+        let (store, keys) = (self.store.clone(), keys.clone());
         let progress = Progress::default();
         let work = async move {
+            let step = step(&keys);
             let run =
                 store.run_at_most_once(&step, what, Delivery::REQUEST, Duration::ZERO, &progress);
             Ok(run.await?.reply)

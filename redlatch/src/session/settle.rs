@@ -32,7 +32,7 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
 use crate::lease::Lease;
 use crate::owner::Owner;
-use crate::step::BoxedStep;
+use crate::step::Step;
 use crate::store::{AttemptPermit, Delivery, Progress, Route};
 
 /// How long after the end of a lease a release is retried. No flush waits for that: the store has the lock at most until a step
@@ -55,7 +55,7 @@ impl Session {
             let Some(step) = hold.kind.serve_queue(&hold.object) else {
                 return;
             };
-            let served = timeout(FIRST_TRY, store.run_urgent(&*step)).await;
+            let served = timeout(FIRST_TRY, store.run_urgent(&step)).await;
             let after = FIRST_TRY;
             if let Err(error) = served.unwrap_or(Err(Error::ResponseTimeout { after })) {
                 let lock = hold.object.full_name();
@@ -184,7 +184,7 @@ impl HoldRef {
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let answer = store.run(&*step, None, delivery, &release.progress).await;
+        let answer = store.run(&step, None, delivery, &release.progress).await;
         release.record_result(&answer);
         let answer = answer?;
         let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
@@ -213,7 +213,7 @@ impl HoldRef {
         keep: u32,
         lease: Option<Lease>,
         passes_on: bool,
-    ) -> (BoxedStep<'a, bool>, bool) {
+    ) -> (Step<'a, bool>, bool) {
         let next_owner = passes_on.then(|| self.next_owner(hold)).flatten();
         let reassigning = next_owner.and_then(|(to, lease)| {
             hold.kind.reassign(ReassignParams {

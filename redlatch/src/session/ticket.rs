@@ -121,7 +121,7 @@ impl HoldRef {
         let progress = &release.progress;
         // The release of the ticket, if this is not answered, follows on the same connection.
         let delivery = Delivery::acquisition(true);
-        let answer = session.store.run(&*step, None, delivery, progress).await;
+        let answer = session.store.run(&step, None, delivery, progress).await;
         turn.record_result(&answer);
         let answer = match answer {
             Err(error) if error.leaves_untouched() || !progress.was_sent() => {

@@ -80,8 +80,8 @@ impl HoldRef {
         })
     }
 
-    /// Passes the object of the hold `from` on to a waiter. Returns whether the owner held it. `None`: it has to be
-    /// released, because it was not passed on.
+    /// Passes the object of the hold `from` on to a waiter. Returns whether the owner held it.
+    /// `None`: it has to be released, because it was not passed on.
     pub(super) async fn transfer(
         &self,
         from: &Arc<Hold>,
@@ -111,7 +111,8 @@ impl HoldRef {
         let (Some(step), Some(mut turn)) = (step, to.try_turn()) else {
             return Ok(None);
         };
-        // While a slot moves, a node can release a lock, but not run a step with another key as well.
+        // While a slot moves, a node can release a lock, but not run a step with another key as
+        // well.
         if step.keys().len() > 1 && session.store.has_slots() {
             return Ok(None);
         }
@@ -130,7 +131,7 @@ impl HoldRef {
         from.state().begin_release(0);
         waiter.request_started();
         let (store, progress) = (&session.store, &release.progress);
-        let answer = store.run(&*step, None, Delivery::IMMEDIATE, progress).await;
+        let answer = store.run(&step, None, Delivery::IMMEDIATE, progress).await;
         release.record_result(&answer);
         turn.record_result(&answer);
         drop(turn);
@@ -145,7 +146,8 @@ impl HoldRef {
                 let running = session.background.begin(&from.object);
                 waiter.offer(Counted::new(Box::new(transferred), running));
             }
-            // The first of the repeated steps may have transferred it. Dropping `transferred` settles that.
+            // The first of the repeated steps may have transferred it. Dropping `transferred`
+            // settles that.
             Transferred::NotHeld if answer.repeated => {}
             Transferred::NotHeld => {
                 transferred.refused();
@@ -163,7 +165,8 @@ impl HoldRef {
     }
 }
 
-/// The hold of a waiter that another owner's release may have acquired. Dropping it settles the hold in the background.
+/// The hold of a waiter that another owner's release may have acquired. Dropping it settles the
+/// hold in the background.
 pub(crate) struct TransferredHold {
     /// `None` when the waiter has taken it, or the store has not transferred it.
     hold_ref: Option<HoldRef>,
@@ -178,8 +181,8 @@ pub(crate) struct TransferredHold {
 }
 
 impl TransferredHold {
-    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns the fencing token, and
-    /// when the hold ends unless it is renewed.
+    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step.
+    /// Returns the fencing token, and when the hold ends unless it is renewed.
     pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
         let HoldRef { session, hold, .. } = requested.hold_ref;
         let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
@@ -259,7 +262,8 @@ mod tests {
         lock.is_held_by(owner).await.unwrap()
     }
 
-    /// The waiter holds the lock as soon as the release has returned, without having sent a request.
+    /// The waiter holds the lock as soon as the release has returned, without having sent a
+    /// request.
     #[tokio::test(start_paused = true)]
     async fn release_acquires_for_waiter() {
         let (store, [client, _]) = clients();
@@ -322,7 +326,8 @@ mod tests {
         assert!(!guard.is_valid() && !lock.is_locked().await.unwrap());
     }
 
-    /// Starts a request, releases the guard, and returns the guard of the request, for which nothing was sent.
+    /// Starts a request, releases the guard, and returns the guard of the request, for which
+    /// nothing was sent.
     async fn pass_on<K: OwnedKind, L: OwnedKind>(
         store: &Embedded,
         guard: Guard<Lock<K>>,
@@ -390,7 +395,8 @@ mod tests {
         assert!(!lock.write().is_locked().await.unwrap());
     }
 
-    /// A writer that blocks new readers while it waits is known to the store, and acquires the lock there.
+    /// A writer that blocks new readers while it waits is known to the store, and acquires the lock
+    /// there.
     #[tokio::test(start_paused = true)]
     async fn writers_with_priority_leave_no_mark() {
         let (_, [client, _]) = clients();
@@ -402,7 +408,8 @@ mod tests {
         assert!(lock.read().try_lock().await.unwrap().is_some());
     }
 
-    /// The request that finds the offer has another setting than the one for which it was made, and requests the lock itself.
+    /// The request that finds the offer has another setting than the one for which it was made, and
+    /// requests the lock itself.
     #[tokio::test(start_paused = true)]
     async fn offer_to_another_request_of_the_owner_leaves_no_guard() {
         let (_, [client, _]) = clients();
@@ -446,8 +453,8 @@ mod tests {
         }
     }
 
-    /// Whatever becomes of the transfer and its answer, the waiter acquires the lock, and the releasing owner can acquire
-    /// it again.
+    /// Whatever becomes of the transfer and its answer, the waiter acquires the lock, and the
+    /// releasing owner can acquire it again.
     #[tokio::test(start_paused = true)]
     async fn unanswered_transfer_is_settled_for_both_owners() {
         for failure in [NotSent, NoEffect, NoAnswer, Repeated, Unconfirmed] {

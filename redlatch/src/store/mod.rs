@@ -89,7 +89,7 @@ impl Store {
     )]
     pub(crate) fn run<'a, R: Send>(
         &'a self,
-        step: &'a dyn Step<Reply = R>,
+        step: &'a Step<'_, R>,
         channel: Option<&'a str>,
         delivery: Delivery,
         progress: &'a Progress,
@@ -117,13 +117,13 @@ impl Store {
     }
 
     /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an idempotent write.
-    pub(crate) async fn run_idempotent<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
+    pub(crate) async fn run_idempotent<R: Send>(&self, step: &Step<'_, R>) -> Result<R> {
         let (delivery, progress) = (Delivery::REQUEST, Progress::default());
         Ok(self.run(step, None, delivery, &progress).await?.reply)
     }
 
     /// The same for a step that a hold or a waiter depends on.
-    pub(crate) async fn run_urgent<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
+    pub(crate) async fn run_urgent<R: Send>(&self, step: &Step<'_, R>) -> Result<R> {
         let (delivery, progress) = (Delivery::IMMEDIATE, Progress::default());
         Ok(self.run(step, None, delivery, &progress).await?.reply)
     }
@@ -131,7 +131,7 @@ impl Store {
     /// Runs a step once. If the connection breaks, that is an error.
     pub(crate) async fn run_once<R: Send>(
         &self,
-        step: &dyn Step<Reply = R>,
+        step: &Step<'_, R>,
         delivery: Delivery,
         within: Duration,
     ) -> Result<Answer<R>> {
@@ -150,7 +150,7 @@ impl Store {
     /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
     pub(crate) async fn run_at_most_once<R: Send>(
         &self,
-        step: &dyn Step<Reply = R>,
+        step: &Step<'_, R>,
         what: &'static str,
         delivery: Delivery,
         answered_within: Duration,

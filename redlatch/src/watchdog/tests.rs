@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use super::*;
+use crate::error::Result;
 use crate::hold::{HoldKind, HoldLimits, ReleaseParams};
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::ClientId;
 use crate::primitives::differential;
-use crate::step::BoxedStep;
+use crate::step::Step;
 use crate::store::embedded::Embedded;
 use crate::wait::ChannelMap;
 
@@ -51,7 +52,7 @@ impl HoldKind for Arc<RecordingKind> {
         Ok(Renewed::from(!self.missing.load(Ordering::SeqCst)))
     }
 
-    fn release<'a>(&'a self, _: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
+    fn release<'a>(&'a self, _: ReleaseParams<'a>) -> Step<'a, bool> {
         unreachable!("the watchdog releases nothing")
     }
 }
@@ -579,11 +580,11 @@ fn watchdog_continues_in_last_used_runtime() {
 #[test]
 fn reply_for_wrong_number_of_holds_is_refused() {
     let (one, other) = (Watched::renewed(), Watched::renewed());
-    let step = Renew {
-        script: one.hold.kind.renewal(&one.hold).script,
-        lease: None,
-        holds: vec![&one.hold, &other.hold],
-    };
+    let step = renew_holds(
+        one.hold.kind.renewal(&one.hold).script,
+        None,
+        &[&one.hold, &other.hold],
+    );
     let reply = |answers: &[i64]| {
         let answers = answers.iter().copied().map(ScriptReply::Integer);
         step.decode(ScriptReply::List(answers.collect()))

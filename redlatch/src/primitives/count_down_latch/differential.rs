@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::rules::{CHANGED, CountDown, OPENED};
+use super::rules::{CHANGED, OPENED, count_down};
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::{Delete, Read, SetIfAbsent};
+use crate::primitives::counter;
 use crate::primitives::differential::{assert_equivalent, assert_reached};
 
 #[derive(Debug, Clone)]
@@ -44,33 +44,24 @@ fn lua_and_rules_agree() {
         let object = std::sync::Arc::new(ObjectKeys::new(KeyLayout::Latch, "", "name"));
         match *one {
             Move::Set { count: number } => {
-                let step = SetIfAbsent {
-                    object: object.clone(),
-                    number,
-                    time_to_live: None,
-                    payload: CHANGED,
-                    overwrites_nonpositive: true,
-                };
-                let before = harness.step(&Read { object: &object }).await.unwrap();
+                let step = counter::set_if_absent(&object, number, None, CHANGED, true);
+                let before = harness.step(&counter::read(&object)).await.unwrap();
                 let was_set = harness.step(&step).await.unwrap();
                 assert_eq!(was_set, before <= 0, "open, or not");
                 count(&set, was_set);
                 count(&closed, !was_set);
             }
             Move::CountDown { by } => {
-                let before = harness.step(&Read { object: &object }).await.unwrap();
-                let left = harness.step(&CountDown { object, by }).await.unwrap();
+                let before = harness.step(&counter::read(&object)).await.unwrap();
+                let left = harness.step(&count_down(&object, by)).await.unwrap();
                 count(&opened, before > 0 && left == 0);
                 count(&opened_already, before <= 0 && left == 0);
             }
             Move::Read => {
-                harness.step(&Read { object: &object }).await.unwrap();
+                harness.step(&counter::read(&object)).await.unwrap();
             }
             Move::Delete => {
-                let step = Delete {
-                    object: object.clone(),
-                    payload: Some(OPENED),
-                };
+                let step = counter::delete(&object, Some(OPENED));
                 harness.step(&step).await.unwrap();
             }
             Move::SetForeign { number } => harness.set_foreign("name", number).await,

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::rules::{CHANGED, CountDown, OPENED};
+use super::rules::{CHANGED, OPENED, count_down};
 use crate::keyspace::{DumpedValue, Message};
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::{Delete, Read, SetIfAbsent};
+use crate::primitives::counter;
 use crate::primitives::exploration::{Model, State, Verdict, World, ensure, explore};
-use crate::step::Step as _;
 
 #[derive(Clone)]
 struct Latch {
@@ -44,13 +43,7 @@ impl Model for Latch {
         let error = |error: crate::Error| error.to_string();
         let (reply, expected) = match step {
             Step::Set { count } => {
-                let set_if_absent = SetIfAbsent {
-                    object: object.clone(),
-                    number: count,
-                    time_to_live: None,
-                    payload: CHANGED,
-                    overwrites_nonpositive: true,
-                };
+                let set_if_absent = counter::set_if_absent(&object, count, None, CHANGED, true);
                 if before == 0 {
                     self.count = count;
                 }
@@ -59,23 +52,17 @@ impl Model for Latch {
             }
             Step::CountDown { by } => {
                 self.count = before.saturating_sub(by);
-                let down = CountDown {
-                    object: object.clone(),
-                    by,
-                };
+                let down = count_down(&object, by);
                 let count = down.apply(keyspace).map_err(error)?;
                 (count, self.count.into())
             }
             Step::Read => {
-                let read = Read { object: &object };
+                let read = counter::read(&object);
                 let number = read.apply(keyspace).map_err(error)?;
                 (u64::try_from(number).unwrap(), before.into())
             }
             Step::Delete => {
-                let delete = Delete {
-                    object: object.clone(),
-                    payload: Some(OPENED),
-                };
+                let delete = counter::delete(&object, Some(OPENED));
                 self.count = 0;
                 let deleted = delete.apply(keyspace).map_err(error)?;
                 (deleted.into(), u64::from(before > 0))

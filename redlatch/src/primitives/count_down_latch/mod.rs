@@ -11,12 +11,12 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::rules::{CHANGED, CountDown, OPENED, count};
+use self::rules::{CHANGED, OPENED, count, count_down};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::{Delete, Read, SetIfAbsent};
+use crate::primitives::counter;
 use crate::primitives::lock::Options;
 use crate::session::Session;
 use crate::step::Outcome;
@@ -104,22 +104,20 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn try_set_count(&self, count: u32) -> Result<bool> {
-        let object = self.object()?.clone();
+        let object = self.object()?;
         if count == 0 {
             return Err(Error::InvalidCount {
                 count: 0,
                 reason: "a latch at zero is open, even if it was never set; use 1 or more",
             });
         }
-        let step = SetIfAbsent {
-            object,
-            number: count,
-            time_to_live: None,
-            payload: CHANGED,
-            overwrites_nonpositive: true,
-        };
         self.session
-            .run_at_most_once(&self.object, step, "setting the count")
+            .run_at_most_once(
+                object,
+                object,
+                move |object| counter::set_if_absent(object, count, None, CHANGED, true),
+                "setting the count",
+            )
             .await
     }
 
@@ -161,13 +159,17 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn count_down_by(&self, by: u32) -> Result<u64> {
-        let object = self.object()?.clone();
+        let object = self.object()?;
         if by == 0 {
             return self.count().await;
         }
-        let step = CountDown { object, by };
         self.session
-            .run_at_most_once(&self.object, step, "counting down")
+            .run_at_most_once(
+                object,
+                object,
+                move |object| count_down(object, by),
+                "counting down",
+            )
             .await
     }
 
@@ -179,7 +181,11 @@ impl CountDownLatch {
     /// [`Error::ResponseTimeout`].
     pub async fn count(&self) -> Result<u64> {
         let object = self.object()?;
-        let number = self.session.store.run_idempotent(&Read { object }).await?;
+        let number = self
+            .session
+            .store
+            .run_idempotent(&counter::read(object))
+            .await?;
         Ok(count(number))
     }
 
@@ -238,15 +244,16 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn delete(&self) -> Result<bool> {
-        let object = self.object()?.clone();
+        let object = self.object()?;
         // Redisson publishes that the count has changed, which makes its own waiters keep waiting;
         // all waiters understand the message that the latch is open.
-        let step = Delete {
-            object,
-            payload: Some(OPENED),
-        };
         self.session
-            .run_at_most_once(&self.object, step, "deleting a latch")
+            .run_at_most_once(
+                object,
+                object,
+                |object| counter::delete(object, Some(OPENED)),
+                "deleting a latch",
+            )
             .await
     }
 
@@ -259,7 +266,7 @@ impl CountDownLatch {
         let look = |channel| -> Boxed<'_, _> {
             let progress = &progress;
             Box::pin(async move {
-                let (step, delivery) = (Read { object }, Delivery::QUEUED_INSPECTION);
+                let (step, delivery) = (counter::read(object), Delivery::QUEUED_INSPECTION);
                 let answer = session
                     .store
                     .run(&step, channel, delivery, progress)

@@ -1,16 +1,14 @@
-//! Counter that semaphores and latches share: an integer under a key. The key does not exist until the
-//! counter is set.
+//! Counter that semaphores and latches share: an integer under a key. The key does not exist until
+//! the counter is set.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use smallvec::smallvec;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+use crate::step::{ScriptReply, Step, args, script};
 
 /// Warns that the number of a semaphore's permits is not set: once, until it is set.
 #[derive(Debug, Clone, Default)]
@@ -25,119 +23,75 @@ impl UnsetWarning {
 }
 
 /// Returns the counter's value; 0 if it does not exist.
-pub(crate) struct Read<'a> {
-    pub(crate) object: &'a ObjectKeys,
+pub(crate) fn read(object: &ObjectKeys) -> Step<'_, i64> {
+    Step::new(
+        script!("counter.lua", "read.lua"),
+        [object.key()],
+        args![],
+        ScriptReply::integer,
+        |keyspace| Ok(read_number(keyspace, object.key())?.unwrap_or(0)),
+    )
 }
 
-impl Step for Read<'_> {
-    type Reply = i64;
-
-    fn script(&self) -> &'static Script {
-        script!("counter.lua", "read.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<i64> {
-        reply.integer()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
-        Ok(read_number(keyspace, self.object.key())?.unwrap_or(0))
-    }
-}
-
-/// Sets the counter if it does not exist. Replies whether this step set it.
-pub(crate) struct SetIfAbsent {
-    pub(crate) object: Arc<ObjectKeys>,
-    pub(crate) number: u32,
-    /// `None`: the counter never expires.
-    pub(crate) time_to_live: Option<Lease>,
-    /// The message to publish if the counter is set.
-    pub(crate) payload: u32,
-    /// Whether a value of zero or less is overwritten, as if the counter did not exist.
-    pub(crate) overwrites_nonpositive: bool,
-}
-
-impl Step for SetIfAbsent {
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("counter.lua", "set_if_absent.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.number(self.number.into());
-        args.number(self.time_to_live.map_or(0, Lease::millis));
-        args.text(self.object.channel());
-        args.number(self.payload.into());
-        args.number(self.overwrites_nonpositive.into());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let blocks = |number| number > 0 || !self.overwrites_nonpositive;
-        if read_number(keyspace, self.object.key())?.is_some_and(blocks) {
-            return Ok(false);
-        }
-        let time_to_live = self.time_to_live.map(Lease::duration);
-        keyspace.set(self.object.key(), i64::from(self.number), time_to_live);
-        keyspace.publish(self.object.channel(), self.payload.into());
-        Ok(true)
-    }
-}
-
-/// Deletes the counter. Replies whether it existed.
-pub(crate) struct Delete {
-    pub(crate) object: Arc<ObjectKeys>,
-    /// The message to publish; `None` if the deletion wakes no waiters.
-    pub(crate) payload: Option<u32>,
-}
-
-impl Step for Delete {
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("counter.lua", "delete.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        match self.payload {
-            Some(payload) => {
-                args.text(self.object.channel());
-                args.number(payload.into());
+/// Sets the counter if it does not exist. Replies whether this step set it. `time_to_live`: `None`:
+/// the counter never expires. `payload`: the message to publish if the counter is set.
+/// `overwrites_nonpositive`: whether a value of zero or less is overwritten, as if the counter did
+/// not exist.
+pub(crate) fn set_if_absent(
+    object: &ObjectKeys,
+    number: u32,
+    time_to_live: Option<Lease>,
+    payload: u32,
+    overwrites_nonpositive: bool,
+) -> Step<'_, bool> {
+    let args = args![
+        number,
+        time_to_live.map_or(0, Lease::millis),
+        object.channel(),
+        payload,
+        i64::from(overwrites_nonpositive),
+    ];
+    Step::new(
+        script!("counter.lua", "set_if_absent.lua"),
+        [object.key()],
+        args,
+        ScriptReply::flag,
+        move |keyspace| {
+            let blocks = |number| number > 0 || !overwrites_nonpositive;
+            if read_number(keyspace, object.key())?.is_some_and(blocks) {
+                return Ok(false);
             }
-            None => args.text(""),
-        }
-    }
+            let time_to_live = time_to_live.map(Lease::duration);
+            keyspace.set(object.key(), i64::from(number), time_to_live);
+            keyspace.publish(object.channel(), payload.into());
+            Ok(true)
+        },
+    )
+}
 
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        if read_number(keyspace, self.object.key())?.is_none() {
-            return Ok(false);
-        }
-        keyspace.remove(self.object.key());
-        if let Some(payload) = self.payload {
-            keyspace.publish(self.object.channel(), payload.into());
-        }
-        Ok(true)
-    }
+/// Deletes the counter. Replies whether it existed. `payload`: the message to publish; `None` if
+/// the deletion wakes no waiters.
+pub(crate) fn delete(object: &ObjectKeys, payload: Option<u32>) -> Step<'_, bool> {
+    let args = match payload {
+        Some(payload) => args![object.channel(), payload],
+        None => args![""],
+    };
+    Step::new(
+        script!("counter.lua", "delete.lua"),
+        [object.key()],
+        args,
+        ScriptReply::flag,
+        move |keyspace| {
+            if read_number(keyspace, object.key())?.is_none() {
+                return Ok(false);
+            }
+            keyspace.remove(object.key());
+            if let Some(payload) = payload {
+                keyspace.publish(object.channel(), payload.into());
+            }
+            Ok(true)
+        },
+    )
 }
 
 /// Returns the number under a key, if there is one.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 
-use super::rules::{Proclaim, Read};
+use super::rules;
 use super::{Elected, ElectionKeys, Leader};
 use crate::hold::Hold;
 use crate::lease::Expiry;
@@ -176,7 +176,7 @@ fn lua_and_rules_agree() {
                 waits,
                 wait_time,
             } => {
-                let before = harness.step(&Read { keys }).await;
+                let before = harness.step(&rules::read(keys)).await;
                 let params = AcquireParams {
                     hold: &hold_of(owner),
                     count: 1,
@@ -239,19 +239,15 @@ fn lua_and_rules_agree() {
                 revision,
                 value,
             } => {
-                let step = Proclaim {
-                    keys,
-                    leader: &hold_of(owner).field,
-                    revision,
-                    value: &value.to_string(),
-                };
+                let (hold, value) = (hold_of(owner), value.to_string());
+                let step = rules::proclaim(keys, &hold.field, revision, &value);
                 match harness.step(&step).await {
                     Ok(true) => record("the leader proclaimed a value"),
                     Ok(false) => record("a value of another owner was refused"),
                     Err(_) => {}
                 }
             }
-            Move::Read => match harness.step(&Read { keys }).await {
+            Move::Read => match harness.step(&rules::read(keys)).await {
                 Ok(Some(_)) => record("there was a leader"),
                 _ => record("there was no leader"),
             },

@@ -46,7 +46,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use self::observer::Observer;
-use self::rules::{Acquire, Proclaim, Read, Release};
 pub(crate) use self::rules::{INVALID_EPOCH, Term};
 use crate::error::Result;
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
@@ -62,7 +61,7 @@ use crate::primitives::inspect::Waiter;
 use crate::primitives::lock::{self, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::revocation::Revocable;
 use crate::session::Session;
-use crate::step::{BoxedStep, Outcome, Step};
+use crate::step::{Outcome, Step};
 
 /// Shortest time for which a candidate keeps its turn: with a very short lease it could not take it on a busy machine.
 const MIN_TURN: Duration = Duration::from_secs(5);
@@ -187,7 +186,7 @@ impl Election {
     /// [`Error::Unavailable`](crate::Error::Unavailable), [`Error::ResponseTimeout`](crate::Error::ResponseTimeout).
     pub async fn leader(&self) -> Result<Option<Leader>> {
         self.keys.fair.object.check()?;
-        let step = Read { keys: &self.keys };
+        let step = rules::read(&self.keys);
         let read = self.session.store.run_idempotent(&step).await?;
         Ok(read.map(|(leader, _)| leader))
     }
@@ -376,12 +375,7 @@ impl Leadership {
             if let Some(loss) = hold.loss() {
                 return Err(hold.lost_error(loss));
             }
-            let step = Proclaim {
-                keys: &kind.keys,
-                leader: &hold.field,
-                revision,
-                value: &value,
-            };
+            let step = rules::proclaim(&kind.keys, &hold.field, revision, &value);
             if hold_ref.session.store.run_idempotent(&step).await? {
                 return Ok(());
             }
@@ -467,32 +461,29 @@ impl HoldKind for Elected {
         self.fair.renew(keyspace, hold, lease)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
-        Box::new(Release {
-            lock: self.fair.release(params),
-            params,
-            keys: &self.keys,
-            successor: self.successor.get().map(OwnerId::as_str),
-            turn: self.fair.waiter_ttl().unwrap_or(Lease::WATCHDOG),
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        let successor = self.successor.get().map(OwnerId::as_str);
+        let turn = self.fair.waiter_ttl().unwrap_or(Lease::WATCHDOG);
+        let lock = self.fair.release(params);
+        rules::release(lock, params, &self.keys, successor, turn)
     }
 }
 
 impl Rules for Elected {
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        Acquire {
-            lock: self.fair.acquire(params),
-            hold: params.hold,
-            keys: &self.keys,
-            value: &self.value,
-        }
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        rules::acquire(
+            self.fair.acquire(params),
+            params.hold,
+            &self.keys,
+            &self.value,
+        )
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
         self.fair.inspect()
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
+    fn force(&self) -> Step<'_, bool> {
         self.fair.force()
     }
 

@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
-use super::rules::Read;
+use super::rules;
 use super::{Election, Leader};
 use crate::error::Result;
 use crate::join::Boxed;
@@ -123,9 +123,7 @@ async fn next_leader(
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;
         Box::pin(async move {
-            let step = Read {
-                keys: &election.keys,
-            };
+            let step = rules::read(&election.keys);
             let delivery = Delivery::QUEUED_INSPECTION;
             let answer = session
                 .store

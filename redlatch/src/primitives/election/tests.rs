@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, timeout};
 
-use super::rules::Proclaim;
+use super::rules;
 use super::*;
 use crate::{Client, Embedded, Error};
 
@@ -261,12 +261,7 @@ async fn late_value_does_not_replace_a_later_one() {
     for value in ["one", "two"] {
         leadership.proclaim(value).await.unwrap();
     }
-    let late = Proclaim {
-        keys: &election.keys,
-        leader: leadership.owner_id().as_str(),
-        revision: 1,
-        value: "one",
-    };
+    let late = rules::proclaim(&election.keys, leadership.owner_id().as_str(), 1, "one");
     assert!(client.session.store.run_idempotent(&late).await.unwrap());
     assert_eq!(value(&election.leader().await.unwrap()), Some((1, "two")));
 }

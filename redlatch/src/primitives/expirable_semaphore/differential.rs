@@ -7,16 +7,13 @@ use proptest::prelude::*;
 
 use super::Permits;
 use super::permit_id::{PermitId, join_ids};
-use super::rules::{
-    Acquire, Add, Count, Counts, Delete, Force, Inspect, LeaseOf, OnSemaphore, Release,
-    ReleaseMode, Set, UpdateLease,
-};
+use super::rules::{self, Counts, ReleaseMode};
 use crate::hold::Hold;
 use crate::lease::Expiry;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, assert_equivalent, assert_reached, lease, time};
-use crate::session::CheckHandOver;
+use crate::session::check_hand_over;
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -163,12 +160,8 @@ fn lua_and_rules_agree() {
                 permits,
             } => {
                 let (ids, lease, permits) = (&ids(*owner, *n), lease(*l), *permits);
-                let acquire = Acquire {
-                    ids,
-                    lease,
-                    permits,
-                };
-                match harness.step(&OnSemaphore(keys, acquire)).await {
+                let acquire = rules::acquire(&keys, ids, lease, permits);
+                match harness.step(&acquire).await {
                     Ok(Some(Outcome::Wait(Expiry::Never))) => seen.waits_for_message += 1,
                     Ok(Some(Outcome::Wait(_))) => seen.waits_for_expiry += 1,
                     Ok(Some(Outcome::Done(_))) => {
@@ -182,7 +175,7 @@ fn lua_and_rules_agree() {
             Move::Release { ids, mode } => {
                 let ids: Vec<_> = ids.iter().copied().map(id).collect();
                 let (joined, mode) = (&join_ids(&ids), *mode);
-                let step = OnSemaphore(keys, Release { ids: joined, mode });
+                let step = rules::release(&keys, joined, mode);
                 let out = harness.step(&step).await.unwrap_or(0);
                 count(&mut seen.released, out > 0 && mode == ReleaseMode::Held);
                 count(&mut seen.released_only_some, out > 0 && out < ids.len());
@@ -196,15 +189,15 @@ fn lua_and_rules_agree() {
             }
             Move::Set { permits, if_absent } => {
                 let (permits, if_absent) = (*permits, *if_absent);
-                let step = OnSemaphore(keys, Set { permits, if_absent });
+                let step = rules::set(&keys, permits, if_absent);
                 count(&mut seen.set, harness.step(&step).await == Ok(true));
             }
             Move::Add { delta } => {
-                let step = OnSemaphore(keys, Add { delta: *delta });
+                let step = rules::add(&keys, *delta);
                 count(&mut seen.too_many, harness.step(&step).await == Ok(false));
             }
             Move::Count => {
-                let counts = harness.step(&OnSemaphore(keys, Count)).await;
+                let counts = harness.step(&rules::count(&keys)).await;
                 let none = counts.is_ok_and(|counts| counts.available < 0);
                 count(&mut seen.fewer_than_none, none);
             }
@@ -217,27 +210,27 @@ fn lua_and_rules_agree() {
                 );
                 let object = &hold.object;
                 let hold = Some(hold);
-                let _ = harness.step(&CheckHandOver { object, hold }).await;
+                let _ = harness.step(&check_hand_over(object, hold)).await;
             }
             Move::UpdateLease { id: one, lease: l } => {
                 let (id, lease) = (&id(*one).to_string(), lease(*l));
-                let step = OnSemaphore(keys, UpdateLease { id, lease });
+                let step = rules::update_lease(&keys, id, lease);
                 let updated = harness.step(&step).await;
                 count(&mut seen.lease_updated, updated == Ok(true));
             }
             Move::LeaseOf { id: one } => {
                 let id = &id(*one).to_string();
-                let _ = harness.step(&OnSemaphore(keys, LeaseOf { id })).await;
+                let _ = harness.step(&rules::lease_of(&keys, id)).await;
             }
             Move::Inspect => {
-                let _ = harness.step(&OnSemaphore(keys, Inspect)).await;
+                let _ = harness.step(&rules::inspect(&keys)).await;
             }
             Move::Force => {
-                let forced = harness.step(&OnSemaphore(keys, Force)).await;
+                let forced = harness.step(&rules::force(&keys)).await;
                 count(&mut seen.forced, forced == Ok(true));
             }
             Move::Delete => {
-                let deleted = harness.step(&OnSemaphore(keys, Delete)).await;
+                let deleted = harness.step(&rules::delete(&keys)).await;
                 count(&mut seen.deleted, deleted == Ok(true));
             }
             // A little longer than the leases: timestamps are rounded up, and permits that were acquired

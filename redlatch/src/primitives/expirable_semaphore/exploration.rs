@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Permits;
 use super::permit_id::{PermitId, join_ids};
-use super::rules::{Acquire, OnSemaphore, Release, ReleaseMode, Set, UpdateLease};
+use super::rules::{self, ReleaseMode};
 use crate::hold::{Hold, HoldKind as _};
 use crate::keyspace::DumpedValue;
 use crate::metrics::KindMetrics;
@@ -15,7 +15,7 @@ use crate::owner::Owner;
 use crate::primitives::exploration::{
     Model, State, Verdict, World, ensure, explore, hash_end, ticks,
 };
-use crate::step::{Outcome, Step as _};
+use crate::step::Outcome;
 
 const OWNERS: u8 = 3;
 /// Number of permits.
@@ -113,7 +113,7 @@ impl Model for Ends {
         let reply = match step {
             Step::Set { if_absent } => {
                 let permits = PERMITS;
-                let set = OnSemaphore(keys, Set { permits, if_absent });
+                let set = rules::set(&keys, permits, if_absent);
                 set.apply(keyspace).map_err(error)?.into()
             }
             Step::Acquire {
@@ -123,12 +123,8 @@ impl Model for Ends {
                 sets,
             } => {
                 let (ids, lease) = (&ids(owner, n), ticks(t));
-                let acquire = Acquire {
-                    ids,
-                    lease,
-                    permits: if sets { PERMITS } else { 0 },
-                };
-                let acquire = OnSemaphore(keys, acquire);
+                let acquire = rules::acquire(&keys, ids, lease, if sets { PERMITS } else { 0 });
+                let acquire = acquire;
                 let outcome = acquire.apply(keyspace).map_err(error)?;
                 if outcome == Some(Outcome::ACQUIRED) {
                     let end = Some(now + ticks(t).duration());
@@ -145,7 +141,7 @@ impl Model for Ends {
             }
             Step::Release { owner, n } => {
                 let (ids, mode) = (&ids(owner, n), ReleaseMode::Held);
-                let release = OnSemaphore(keys, Release { ids, mode });
+                let release = rules::release(&keys, ids, mode);
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let known = ends.iter().flatten().filter(|end| **end > now).count();
                 ends.fill(None);
@@ -175,7 +171,7 @@ impl Model for Ends {
             }
             Step::UpdateLease { owner, ticks: t } => {
                 let (id, lease) = (&id(owner, 0).to_string(), ticks(t));
-                let update = OnSemaphore(keys, UpdateLease { id, lease });
+                let update = rules::update_lease(&keys, id, lease);
                 let updated = update.apply(keyspace).map_err(error)?;
                 let known = &mut self.0[usize::from(owner)][0];
                 let is_known = known.is_some_and(|end| end > now);

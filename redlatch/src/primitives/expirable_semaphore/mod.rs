@@ -18,10 +18,7 @@ use smallvec::smallvec;
 
 pub use self::permit_id::PermitId;
 use self::permit_id::{join_ids, split_ids};
-use self::rules::{
-    Add, Count, Counts, Delete, LeaseOf, MAX_PERMITS, OnSemaphore, Release, ReleaseMode, Set,
-    UpdateLease,
-};
+use self::rules::{Counts, MAX_PERMITS, ReleaseMode};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, Share};
 use crate::keyspace::Keyspace;
@@ -32,7 +29,7 @@ use crate::owner::{ClientId, Owner};
 use crate::primitives::counter::UnsetWarning;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
-use crate::step::{BoxedStep, MapReply, Outcome, Step};
+use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
 
 /// The maximum number of permits in one acquisition. Each permit has its own id, by which it is
@@ -290,7 +287,7 @@ impl ExpirableSemaphore {
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
         let (keys, lease) = (self.keys()?, Lease::new(lease)?);
         let id = &id.to_string();
-        let step = OnSemaphore(keys, UpdateLease { id, lease });
+        let step = rules::update_lease(keys, id, lease);
         self.lock.session.store.run_urgent(&step).await
     }
 
@@ -299,8 +296,7 @@ impl ExpirableSemaphore {
     /// for [`ExpirableSemaphore::available`].
     pub async fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
         let id = &id.to_string();
-        self.run_idempotent(OnSemaphore(self.keys()?, LeaseOf { id }))
-            .await
+        self.run_idempotent(rules::lease_of(self.keys()?, id)).await
     }
 
     /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
@@ -363,10 +359,16 @@ impl ExpirableSemaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn try_set_permits(&self, permits: u32) -> Result<bool> {
-        let step = self.set(permits, true)?;
+        let keys = self.keys()?;
+        check_total(permits)?;
         let session = &self.lock.session;
         let set = session
-            .run_at_most_once(&self.lock.kind.keys.object, step, "setting the permits")
+            .run_at_most_once(
+                &keys.object,
+                keys,
+                move |keys| rules::set(keys, permits, true),
+                "setting the permits",
+            )
             .await?;
         self.wake_waiters();
         Ok(set)
@@ -398,7 +400,10 @@ impl ExpirableSemaphore {
     /// # Ok(()) }
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
-        self.run_idempotent(self.set(permits, false)?).await?;
+        let keys = self.keys()?;
+        check_total(permits)?;
+        let step = rules::set(keys, permits, false);
+        self.run_idempotent(step).await?;
         self.wake_waiters();
         Ok(())
     }
@@ -416,10 +421,15 @@ impl ExpirableSemaphore {
     /// If dropped after it started, it continues in the background.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
         let delta = i64::from(permits);
-        let step = OnSemaphore(self.keys()?, Add { delta });
+        let keys = self.keys()?;
         let session = &self.lock.session;
         match session
-            .run_at_most_once(&self.lock.kind.keys.object, step, "adding permits")
+            .run_at_most_once(
+                &keys.object,
+                keys,
+                move |keys| rules::add(keys, delta),
+                "adding permits",
+            )
             .await?
         {
             true => {
@@ -453,10 +463,10 @@ impl ExpirableSemaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let step = OnSemaphore(self.keys()?, Delete);
+        let keys = self.keys()?;
         let session = &self.lock.session;
         session
-            .run_at_most_once(&self.lock.kind.keys.object, step, "deleting a semaphore")
+            .run_at_most_once(&keys.object, keys, rules::delete, "deleting a semaphore")
             .await
     }
 
@@ -473,24 +483,12 @@ impl ExpirableSemaphore {
         self.lock.clone().with_kind(Permits { n, ..kind })
     }
 
-    fn keys(&self) -> Result<Arc<PermitKeys>> {
-        Ok(self.lock.valid_kind()?.keys.clone())
+    fn keys(&self) -> Result<&Arc<PermitKeys>> {
+        Ok(&self.lock.valid_kind()?.keys)
     }
 
     async fn counts(&self) -> Result<Counts> {
-        self.run_idempotent(OnSemaphore(self.keys()?, Count)).await
-    }
-
-    fn set(&self, permits: u32, if_absent: bool) -> Result<OnSemaphore<Set>> {
-        let keys = self.keys()?;
-        if permits > MAX_PERMITS {
-            return Err(Error::InvalidCount {
-                count: permits.into(),
-                reason: TOO_MANY,
-            });
-        }
-        let set = Set { permits, if_absent };
-        Ok(OnSemaphore(keys, set))
+        self.run_idempotent(rules::count(self.keys()?)).await
     }
 
     /// Returns the number of released permits and the number of distinct ids.
@@ -505,7 +503,7 @@ impl ExpirableSemaphore {
         let ids = &join_ids(ids);
         let waiting = &self.lock.session.waiting;
         waiting.record_release(keys.object.channel());
-        let step = OnSemaphore(keys, Release { ids, mode });
+        let step = rules::release(keys, ids, mode);
         let (store, progress) = (&self.lock.session.store, Progress::default());
         let answer = store
             .run(&step, None, Delivery::IMMEDIATE, &progress)
@@ -522,12 +520,23 @@ impl ExpirableSemaphore {
         Ok((released, wanted))
     }
 
-    async fn run_idempotent<S: Step>(&self, step: S) -> Result<S::Reply> {
+    async fn run_idempotent<R: Send>(&self, step: Step<'_, R>) -> Result<R> {
         self.lock.session.store.run_idempotent(&step).await
     }
 }
 
 const TOO_MANY: &str = "a semaphore has at most 2147483647 permits";
+
+/// Returns an error if a semaphore cannot have this total number of permits.
+fn check_total(permits: u32) -> Result<()> {
+    match permits > MAX_PERMITS {
+        true => Err(Error::InvalidCount {
+            count: permits.into(),
+            reason: TOO_MANY,
+        }),
+        false => Ok(()),
+    }
+}
 
 impl std::fmt::Debug for ExpirableSemaphore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -616,17 +625,15 @@ impl HoldKind for Permits {
         rules::renew(keyspace, &self.keys, hold, lease).map(Into::into)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
         let ids = &*params.hold.field;
         // A permit is never held twice, so there is either nothing to keep or nothing to release.
         let mode = match params.keep {
             0 => ReleaseMode::Held,
             _ => ReleaseMode::CountOnly,
         };
-        let step = OnSemaphore(self.keys.clone(), Release { ids, mode });
-        Box::new(MapReply(step, move |released| {
-            Ok(released == split_ids(ids).count())
-        }))
+        let step = rules::release(&self.keys, ids, mode);
+        step.map(move |released| Ok(released == split_ids(ids).count()))
     }
 }
 
@@ -652,28 +659,23 @@ impl Rules for Permits {
         }
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         let (ids, lease) = (&*params.hold.field, params.lease);
         let permits = self.total.unwrap_or(0);
-        let acquire = rules::Acquire {
-            ids,
-            lease,
-            permits,
-        };
-        let step = OnSemaphore(self.keys.clone(), acquire);
-        MapReply(step, |outcome: Option<Outcome>| {
+        let step = rules::acquire(&self.keys, ids, lease, permits);
+        step.map(|outcome| {
             let name = self.keys.object.full_name();
             self.warning.record(name, outcome.is_some());
             Ok(outcome.unwrap_or(Outcome::Wait(Expiry::Never)))
         })
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        OnSemaphore(self.keys.clone(), rules::Inspect)
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        rules::inspect(&self.keys)
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        OnSemaphore(self.keys.clone(), rules::Force)
+    fn force(&self) -> Step<'_, bool> {
+        rules::force(&self.keys)
     }
 
     /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them once.

@@ -1,12 +1,15 @@
-//! The semaphore's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
+//! The semaphore's steps in Rust, which the embedded store runs. Each has a Lua script that does
+//! the same.
 //!
-//! State: the number of free permits, and a sorted set of the held permits: id -> timestamp of expiry.
+//! State: the number of free permits, and a sorted set of the held permits: id -> timestamp of
+//! expiry.
 //!
 //! * Every step except renewal first removes the expired permits from the set and adds them to the
-//!   free ones ([`OnSemaphore`], `prelude.lua`).
-//! * Acquire: if no permits are set, first set the number that the request carries, if any. The client chooses the ids. Ids that are already in the set were taken by an earlier
-//!   attempt whose answer was lost, and are not counted again. If there are too few free permits,
-//!   return when the first held permit expires.
+//!   free ones ([`on_semaphore`], `prelude.lua`).
+//! * Acquire: if no permits are set, first set the number that the request carries, if any. The
+//!   client chooses the ids. Ids that are already in the set were taken by an earlier attempt whose
+//!   answer was lost, and are not counted again. If there are too few free permits, return when the
+//!   first held permit expires.
 //! * Release: remove the ids from the set, add them to the free permits, and publish their number.
 //!   All steps that add free permits publish.
 //! * Renew: extend the timestamps of a guard's permits, only if all of them are held.
@@ -15,9 +18,6 @@
 //! The embedded store keeps ids in hex, a server keeps their bytes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use smallvec::smallvec;
 
 use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
@@ -27,7 +27,7 @@ use crate::lease::{Expiry, Lease};
 use crate::name::PermitKeys;
 use crate::primitives::counter::read_number;
 use crate::primitives::lock::Holder;
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
+use crate::step::{Args, Outcome, Script, ScriptReply, Step, args, script, unexpected_reply};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
 /// the same permits.
@@ -36,46 +36,24 @@ pub(super) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 /// Timestamps on which permits expire, by id.
 type Timestamps = BTreeMap<String, i64>;
 
-/// A step on a semaphore: releases the expired permits, then runs the operation.
-pub(super) struct OnSemaphore<O>(pub(super) Arc<PermitKeys>, pub(super) O);
-
-/// What a step does after the expired permits were released.
-pub(super) trait Operation: Send + Sync {
-    type Reply: Send;
-
-    /// The script, which begins with `prelude.lua`.
-    fn script(&self) -> &'static Script;
-    /// Adds the arguments of the script that follow the channel, if it has any.
-    fn args(&self, args: &mut dyn Args) {
-        let _ = args;
-    }
-    fn decode(&self, reply: ScriptReply) -> Result<Self::Reply>;
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Self::Reply>;
-}
-
-impl<O: Operation> Step for OnSemaphore<O> {
-    type Reply = O::Reply;
-
-    fn script(&self) -> &'static Script {
-        self.1.script()
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.0.object.key(), &*self.0.deadlines]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.0.object.channel());
-        self.1.args(args);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<O::Reply> {
-        self.1.decode(reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<O::Reply> {
-        self.1.apply(&mut SemaphoreState::load(keyspace, &self.0)?)
-    }
+/// Returns a step on a semaphore: it releases the expired permits, then runs the operation.
+/// `script`: begins with `prelude.lua`. `args`: those of the operation.
+fn on_semaphore<'a, R>(
+    keys: &'a PermitKeys,
+    script: &'static Script,
+    args: Args<'a>,
+    decode: impl Fn(ScriptReply) -> Result<R> + Send + Sync + 'a,
+    operation: impl Fn(&mut SemaphoreState<'_>) -> Result<R> + Send + Sync + 'a,
+) -> Step<'a, R> {
+    let mut all = args![keys.object.channel()];
+    all.extend(args);
+    Step::new(
+        script,
+        [keys.object.key(), &*keys.deadlines],
+        all,
+        decode,
+        move |keyspace| operation(&mut SemaphoreState::load(keyspace, keys)?),
+    )
 }
 
 /// The state after the prelude.
@@ -84,13 +62,14 @@ pub(super) struct SemaphoreState<'a> {
     keys: &'a PermitKeys,
     /// `None`: no permits are set.
     available: Option<i64>,
-    /// The timestamp, rounded up to whole milliseconds, so that a lease that begins now is not shortened
-    /// by a part of a millisecond.
+    /// The timestamp, rounded up to whole milliseconds, so that a lease that begins now is not
+    /// shortened by a part of a millisecond.
     now_rounded_up: i64,
 }
 
 impl<'a> SemaphoreState<'a> {
-    /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay as they are.
+    /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay
+    /// as they are.
     fn load(keyspace: &'a mut Keyspace, keys: &'a PermitKeys) -> Result<SemaphoreState<'a>> {
         let now = keyspace.now_ms();
         let mut state = SemaphoreState {
@@ -177,77 +156,63 @@ fn signed(count: usize) -> i64 {
 }
 
 /// Acquires permits under ids that the client has chosen, or returns when the next one expires.
-pub(super) struct Acquire<'a> {
-    pub(super) ids: &'a str,
-    pub(super) lease: Lease,
-    /// The total number of permits, to set if none are set; 0: none.
-    pub(super) permits: u32,
-}
-
-impl Operation for Acquire<'_> {
-    /// `None`: no permits are set.
-    type Reply = Option<Outcome>;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "acquire.lua")
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.ids);
-        args.number(self.lease.millis());
-        args.number(self.permits.into());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Option<Outcome>> {
-        Ok(match reply {
-            ScriptReply::Nil => Some(Outcome::ACQUIRED),
-            ScriptReply::Integer(-2) => None,
-            other => Some(Outcome::Wait(Expiry::from_millis(other.integer()?))),
-        })
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Option<Outcome>> {
-        let is_set = semaphore.available.is_some();
-        let free = semaphore.available.unwrap_or(self.permits.into());
-        if !is_set && free == 0 {
-            return Ok(None);
-        }
-        // Repeated because the answer was lost: the permits are already held. Those of a deleted semaphore do not count.
-        let held = match is_set {
-            true => semaphore.count_held(self.ids)?,
-            false => 0,
-        };
-        let missing = signed(split_ids(self.ids).count() - held);
-        if missing > 0 {
-            if free < missing {
-                if !is_set {
-                    semaphore.add_and_publish(free)?;
+/// Replies `None` if no permits are set. `permits`: the total number of permits, to set if none are
+/// set; 0: none.
+pub(super) fn acquire<'a>(
+    keys: &'a PermitKeys,
+    ids: &'a str,
+    lease: Lease,
+    permits: u32,
+) -> Step<'a, Option<Outcome>> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "acquire.lua"),
+        args![ids, lease, permits],
+        |reply| {
+            Ok(match reply {
+                ScriptReply::Nil => Some(Outcome::ACQUIRED),
+                ScriptReply::Integer(-2) => None,
+                other => Some(Outcome::Wait(Expiry::from_millis(other.integer()?))),
+            })
+        },
+        move |semaphore| {
+            let is_set = semaphore.available.is_some();
+            let free = semaphore.available.unwrap_or(permits.into());
+            if !is_set && free == 0 {
+                return Ok(None);
+            }
+            // Repeated because the answer was lost: the permits are already held. Those of a
+            // deleted semaphore do not count.
+            let held = match is_set {
+                true => semaphore.count_held(ids)?,
+                false => 0,
+            };
+            let missing = signed(split_ids(ids).count() - held);
+            if missing > 0 {
+                if free < missing {
+                    if !is_set {
+                        semaphore.add_and_publish(free)?;
+                    }
+                    let held = semaphore.timestamps()?;
+                    let first = held.and_then(|held| held.values().min().copied());
+                    let wait = first.map_or(Expiry::Never, |first| semaphore.left(first));
+                    return Ok(Some(Outcome::Wait(wait)));
                 }
-                let held = semaphore.timestamps()?;
-                let first = held.and_then(|held| held.values().min().copied());
-                let wait = first.map_or(Expiry::Never, |first| semaphore.left(first));
-                return Ok(Some(Outcome::Wait(wait)));
+                match is_set {
+                    true => drop(semaphore.add(-missing)?),
+                    false => semaphore.add_and_publish(free - missing)?,
+                }
             }
-            match is_set {
-                true => drop(semaphore.add(-missing)?),
-                false => semaphore.add_and_publish(free - missing)?,
+            let end = end(semaphore.now_rounded_up, lease);
+            let deadlines = &semaphore.keys.deadlines;
+            let held: &mut Timestamps = semaphore.keyspace.find_or_create(deadlines)?;
+            for id in split_ids(ids) {
+                let timestamp = held.entry(id.to_owned()).or_insert(end);
+                *timestamp = end.max(*timestamp);
             }
-        }
-        let end = end(semaphore.now_rounded_up, self.lease);
-        let deadlines = &semaphore.keys.deadlines;
-        let held: &mut Timestamps = semaphore.keyspace.find_or_create(deadlines)?;
-        for id in split_ids(self.ids) {
-            let timestamp = held.entry(id.to_owned()).or_insert(end);
-            *timestamp = end.max(*timestamp);
-        }
-        Ok(Some(Outcome::ACQUIRED))
-    }
-}
-
-/// Releases permits.
-pub(super) struct Release<'a> {
-    pub(super) ids: &'a str,
-    pub(super) mode: ReleaseMode,
+            Ok(Some(Outcome::ACQUIRED))
+        },
+    )
 }
 
 /// Which of the permits to release.
@@ -261,48 +226,44 @@ pub(super) enum ReleaseMode {
     CountOnly,
 }
 
-impl Operation for Release<'_> {
-    /// How many of them were held.
-    type Reply = usize;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "release.lua")
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.ids);
-        args.text(match self.mode {
-            ReleaseMode::Held => "any",
-            ReleaseMode::AllOrNone => "all",
-            ReleaseMode::CountOnly => "none",
-        });
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<usize> {
-        Ok(usize::try_from(reply.integer()?).unwrap_or(0))
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<usize> {
-        let held_count = match semaphore.available {
-            Some(_) => semaphore.count_held(self.ids)?,
-            None => 0,
-        };
-        let kept = match self.mode {
-            ReleaseMode::Held => false,
-            ReleaseMode::AllOrNone => held_count < split_ids(self.ids).count(),
-            ReleaseMode::CountOnly => true,
-        };
-        if held_count == 0 || kept {
-            return Ok(held_count);
-        }
-        if let Some(held) = semaphore.timestamps()? {
-            for id in split_ids(self.ids) {
-                held.remove(id);
+/// Releases permits. Replies how many of them were held.
+pub(super) fn release<'a>(
+    keys: &'a PermitKeys,
+    ids: &'a str,
+    mode: ReleaseMode,
+) -> Step<'a, usize> {
+    let which = match mode {
+        ReleaseMode::Held => "any",
+        ReleaseMode::AllOrNone => "all",
+        ReleaseMode::CountOnly => "none",
+    };
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "release.lua"),
+        args![ids, which],
+        |reply| Ok(usize::try_from(reply.integer()?).unwrap_or(0)),
+        move |semaphore| {
+            let held_count = match semaphore.available {
+                Some(_) => semaphore.count_held(ids)?,
+                None => 0,
+            };
+            let kept = match mode {
+                ReleaseMode::Held => false,
+                ReleaseMode::AllOrNone => held_count < split_ids(ids).count(),
+                ReleaseMode::CountOnly => true,
+            };
+            if held_count == 0 || kept {
+                return Ok(held_count);
             }
-        }
-        semaphore.add_and_publish(signed(held_count))?;
-        Ok(held_count)
-    }
+            if let Some(held) = semaphore.timestamps()? {
+                for id in split_ids(ids) {
+                    held.remove(id);
+                }
+            }
+            semaphore.add_and_publish(signed(held_count))?;
+            Ok(held_count)
+        },
+    )
 }
 
 /// Renews the leases of many sets of permits.
@@ -337,213 +298,150 @@ pub(super) fn renew(
     Ok(true)
 }
 
-/// Sets the total number of permits, including held ones.
-pub(super) struct Set {
-    pub(super) permits: u32,
-    /// Only if none are set.
-    pub(super) if_absent: bool,
+/// Sets the total number of permits, including held ones. Replies whether they were set.
+/// `if_absent`: only if none are set.
+pub(super) fn set(keys: &PermitKeys, permits: u32, if_absent: bool) -> Step<'_, bool> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "set.lua"),
+        args![permits, i64::from(if_absent)],
+        ScriptReply::flag,
+        move |semaphore| {
+            if semaphore.available.is_some() && if_absent {
+                return Ok(false);
+            }
+            let wanted = i64::from(permits) - semaphore.held()?;
+            if semaphore.available != Some(wanted) {
+                semaphore.add_and_publish(wanted - semaphore.available.unwrap_or(0))?;
+            }
+            Ok(true)
+        },
+    )
 }
 
-impl Operation for Set {
-    /// Whether they were set.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "set.lua")
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.number(self.permits.into());
-        args.number(self.if_absent.into());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
-        if semaphore.available.is_some() && self.if_absent {
-            return Ok(false);
-        }
-        let wanted = i64::from(self.permits) - semaphore.held()?;
-        if semaphore.available != Some(wanted) {
-            semaphore.add_and_publish(wanted - semaphore.available.unwrap_or(0))?;
-        }
-        Ok(true)
-    }
+/// Adds a signed number to the free permits; the result may be negative. Replies whether it was
+/// added; otherwise the absolute value of the result would exceed [`MAX_PERMITS`].
+pub(super) fn add(keys: &PermitKeys, delta: i64) -> Step<'_, bool> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "add.lua"),
+        args![delta, MAX_PERMITS],
+        ScriptReply::flag,
+        move |semaphore| {
+            let sum = semaphore.available.unwrap_or(0).saturating_add(delta);
+            if sum.saturating_abs() > i64::from(MAX_PERMITS) {
+                return Ok(false);
+            }
+            semaphore.add_and_publish(delta)?;
+            Ok(true)
+        },
+    )
 }
 
-/// Adds a signed number to the free permits; the result may be negative.
-pub(super) struct Add {
-    pub(super) delta: i64,
-}
-
-impl Operation for Add {
-    /// Whether it was added; otherwise the absolute value of the result would exceed [`MAX_PERMITS`].
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "add.lua")
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.number(self.delta);
-        args.number(MAX_PERMITS.into());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
-        let sum = semaphore.available.unwrap_or(0).saturating_add(self.delta);
-        if sum.saturating_abs() > i64::from(MAX_PERMITS) {
-            return Ok(false);
-        }
-        semaphore.add_and_publish(self.delta)?;
-        Ok(true)
-    }
-}
-
-/// Returns the number of free permits and the number of held permits.
-pub(super) struct Count;
-
-/// The reply of [`Count`].
+/// The reply of [`count`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) available: i64,
     pub(super) acquired: i64,
 }
 
-impl Operation for Count {
-    type Reply = Counts;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "count.lua")
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Counts> {
-        let [available, acquired] = reply.array()?;
-        Ok(Counts {
-            available: available.integer()?,
-            acquired: acquired.integer()?,
-        })
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Counts> {
-        Ok(Counts {
-            available: semaphore.available.unwrap_or(0),
-            acquired: semaphore.held()?,
-        })
-    }
+/// Returns the number of free permits and the number of held permits.
+pub(super) fn count(keys: &PermitKeys) -> Step<'_, Counts> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "count.lua"),
+        args![],
+        |reply| {
+            let [available, acquired] = reply.array()?;
+            Ok(Counts {
+                available: available.integer()?,
+                acquired: acquired.integer()?,
+            })
+        },
+        move |semaphore| {
+            Ok(Counts {
+                available: semaphore.available.unwrap_or(0),
+                acquired: semaphore.held()?,
+            })
+        },
+    )
 }
 
-/// Sets the time at which a permit expires, earlier or later than before.
-pub(super) struct UpdateLease<'a> {
-    pub(super) id: &'a str,
-    pub(super) lease: Lease,
+/// Sets the time at which a permit expires, earlier or later than before. Replies whether the
+/// permit is held.
+pub(super) fn update_lease<'a>(keys: &'a PermitKeys, id: &'a str, lease: Lease) -> Step<'a, bool> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "update_lease.lua"),
+        args![id, lease],
+        ScriptReply::flag,
+        move |semaphore| {
+            let Some(available) = semaphore.available else {
+                return Ok(false);
+            };
+            let end = end(semaphore.now_rounded_up, lease);
+            let held = semaphore.timestamps()?;
+            let Some(timestamp) = held.and_then(|held| held.get_mut(id)) else {
+                return Ok(false);
+            };
+            let expires_earlier = end < *timestamp;
+            *timestamp = end;
+            if expires_earlier {
+                // Waiters sleep until the first permit expires, and this may be the first now.
+                semaphore.publish(available);
+            }
+            Ok(true)
+        },
+    )
 }
 
-impl Operation for UpdateLease<'_> {
-    /// Whether the permit is held.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "update_lease.lua")
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.id);
-        args.number(self.lease.millis());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
-        let Some(available) = semaphore.available else {
-            return Ok(false);
-        };
-        let end = end(semaphore.now_rounded_up, self.lease);
-        let held = semaphore.timestamps()?;
-        let Some(timestamp) = held.and_then(|held| held.get_mut(self.id)) else {
-            return Ok(false);
-        };
-        let expires_earlier = end < *timestamp;
-        *timestamp = end;
-        if expires_earlier {
-            // Waiters sleep until the first permit expires, and this may be the first now.
-            semaphore.publish(available);
-        }
-        Ok(true)
-    }
-}
-
-/// Returns when a permit expires.
-pub(super) struct LeaseOf<'a> {
-    pub(super) id: &'a str,
-}
-
-impl Operation for LeaseOf<'_> {
-    /// `None`: it is not held.
-    type Reply = Option<Expiry>;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "lease_of.lua")
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.id);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Option<Expiry>> {
-        match reply {
+/// Returns when a permit expires. Replies `None` if it is not held.
+pub(super) fn lease_of<'a>(keys: &'a PermitKeys, id: &'a str) -> Step<'a, Option<Expiry>> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "lease_of.lua"),
+        args![id],
+        |reply| match reply {
             ScriptReply::Nil => Ok(None),
             other => Ok(Some(Expiry::from_millis(other.integer()?))),
-        }
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Option<Expiry>> {
-        if semaphore.available.is_none() {
-            return Ok(None);
-        }
-        let timestamp = semaphore
-            .timestamps()?
-            .and_then(|held| held.get(self.id).copied());
-        Ok(timestamp.map(|timestamp| semaphore.left(timestamp)))
-    }
+        },
+        move |semaphore| {
+            if semaphore.available.is_none() {
+                return Ok(None);
+            }
+            let timestamp = semaphore
+                .timestamps()?
+                .and_then(|held| held.get(id).copied());
+            Ok(timestamp.map(|timestamp| semaphore.left(timestamp)))
+        },
+    )
 }
 
 /// Returns the held permits and their remaining leases.
-pub(super) struct Inspect;
-
-impl Operation for Inspect {
-    type Reply = Vec<Holder>;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "inspect.lua")
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
-        let holder = |one: &[ScriptReply]| match one {
-            [ScriptReply::Bytes(id), ScriptReply::Integer(left)] => {
-                let id = PermitId::from_store(id)?;
-                Some(Ok(holder(id.to_string(), Expiry::from_millis(*left))))
+pub(super) fn inspect(keys: &PermitKeys) -> Step<'_, Vec<Holder>> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "inspect.lua"),
+        args![],
+        |reply| {
+            let holder = |one: &[ScriptReply]| match one {
+                [ScriptReply::Bytes(id), ScriptReply::Integer(left)] => {
+                    let id = PermitId::from_store(id)?;
+                    Some(Ok(holder(id.to_string(), Expiry::from_millis(*left))))
+                }
+                other => Some(Err(unexpected_reply(&other))),
+            };
+            reply.list()?.chunks(2).filter_map(holder).collect()
+        },
+        move |semaphore| {
+            if semaphore.available.is_none() {
+                return Ok(Vec::new());
             }
-            other => Some(Err(unexpected_reply(&other))),
-        };
-        reply.list()?.chunks(2).filter_map(holder).collect()
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Vec<Holder>> {
-        if semaphore.available.is_none() {
-            return Ok(Vec::new());
-        }
-        let held = semaphore.timestamps()?.cloned().unwrap_or_default();
-        let holder = |(id, timestamp)| holder(id, semaphore.left(timestamp));
-        Ok(held.into_iter().map(holder).collect())
-    }
+            let held = semaphore.timestamps()?.cloned().unwrap_or_default();
+            let holder = |(id, timestamp)| holder(id, semaphore.left(timestamp));
+            Ok(held.into_iter().map(holder).collect())
+        },
+    )
 }
 
 /// Returns a held permit in the form that all kinds share: its id takes the place of the owner.
@@ -551,52 +449,38 @@ fn holder(id: String, remaining: Expiry) -> Holder {
     Holder::new(id.into(), 1, remaining)
 }
 
-/// Releases all held permits, whichever clients hold them.
-pub(super) struct Force;
-
-impl Operation for Force {
-    /// Whether any were held.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "force.lua")
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
-        let held = semaphore.held()?;
-        if held > 0 {
-            semaphore.keyspace.remove(&semaphore.keys.deadlines);
-            semaphore.add_and_publish(held)?;
-        }
-        Ok(held > 0)
-    }
+/// Releases all held permits, whichever clients hold them. Replies whether any were held.
+pub(super) fn force(keys: &PermitKeys) -> Step<'_, bool> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "force.lua"),
+        args![],
+        ScriptReply::flag,
+        move |semaphore| {
+            let held = semaphore.held()?;
+            if held > 0 {
+                semaphore.keyspace.remove(&semaphore.keys.deadlines);
+                semaphore.add_and_publish(held)?;
+            }
+            Ok(held > 0)
+        },
+    )
 }
 
-/// Deletes the semaphore.
-pub(super) struct Delete;
-
-impl Operation for Delete {
-    /// Whether it existed.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("prelude.lua", "delete.lua")
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
-        let existed = semaphore.available.is_some();
-        if existed {
-            semaphore.keyspace.remove(&semaphore.keys.deadlines);
-            semaphore.keyspace.remove(semaphore.keys.object.key());
-        }
-        Ok(existed)
-    }
+/// Deletes the semaphore. Replies whether it existed.
+pub(super) fn delete(keys: &PermitKeys) -> Step<'_, bool> {
+    on_semaphore(
+        keys,
+        script!("prelude.lua", "delete.lua"),
+        args![],
+        ScriptReply::flag,
+        move |semaphore| {
+            let existed = semaphore.available.is_some();
+            if existed {
+                semaphore.keyspace.remove(&semaphore.keys.deadlines);
+                semaphore.keyspace.remove(semaphore.keys.object.key());
+            }
+            Ok(existed)
+        },
+    )
 }

@@ -11,7 +11,7 @@ use crate::hold::{Hold, ReleaseParams};
 use crate::name::owner_of;
 use crate::primitives::differential::hold;
 use crate::primitives::lock::{AcquireParams, Holder, Rules};
-use crate::step::{Outcome, Step as _};
+use crate::step::Outcome;
 
 type Acquire = dyn Fn(&mut World, AcquireParams<'_>) -> Result<Outcome>;
 type Inspect = dyn Fn(&mut World) -> Result<Vec<Holder>>;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Fair;
-use super::rules::{Force, Release, ServeQueue};
+use super::rules;
 use crate::error::Result;
 use crate::hold::{Hold, ReleaseParams, Transferred};
 use crate::lease::Lease;
@@ -16,9 +16,9 @@ use crate::name::CandidateKeys;
 use crate::primitives::differential::{
     Differential, TransferMove, assert_equivalent_times, hold, lease, time,
 };
-use crate::primitives::inspect::{InspectNames, ObjectState, Waiter};
+use crate::primitives::inspect::{ObjectState, Waiter, inspect_names};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-use crate::session::CheckHandOver;
+use crate::session::check_hand_over;
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -163,7 +163,7 @@ async fn subscribe(harness: &mut Differential, owners: u8) {
 /// Returns the waiters in the queue.
 async fn waiters(harness: &mut Differential) -> Vec<Waiter> {
     let names = &[CandidateKeys::new("name".into())];
-    let states = harness.step(&InspectNames { names }).await;
+    let states = harness.step(&inspect_names(names)).await;
     match states.unwrap_or_default().pop() {
         Some(Ok(Some(ObjectState::Lock { queue, .. }))) => queue,
         _ => Vec::new(),
@@ -189,17 +189,10 @@ async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> O
 }
 
 async fn release(harness: &mut Differential, args: &ReleaseMove) -> Result<bool> {
-    let step = Release {
-        keys: &Fair::new("", "name").keys,
-        params: ReleaseParams {
-            hold: &hold_of(args.owner),
-            keep: args.keep,
-            lease: (args.lease > 0).then(|| lease(args.lease)),
-        },
-        grace: grace(),
-        requests: None,
-    };
-    harness.step(&step).await
+    let (keys, hold) = (&Fair::new("", "name").keys, &hold_of(args.owner));
+    let (keep, lease) = (args.keep, (args.lease > 0).then(|| lease(args.lease)));
+    let params = ReleaseParams { hold, keep, lease };
+    harness.step(&rules::release(keys, params, grace())).await
 }
 
 #[test]
@@ -304,10 +297,7 @@ fn lua_and_rules_agree() {
                 }
             }
             Move::Force => {
-                let force = Force {
-                    keys,
-                    grace: grace(),
-                };
+                let force = rules::force(keys, grace());
                 let _ = harness.step(&force).await;
             }
             Move::Transfer(transfer) => {
@@ -322,12 +312,12 @@ fn lua_and_rules_agree() {
                 let hold = &plain_hold_of(*owner);
                 let object = &hold.object;
                 let hold = Some(hold);
-                let _ = harness.step(&CheckHandOver { object, hold }).await;
+                let _ = harness.step(&check_hand_over(object, hold)).await;
             }
             Move::ServeQueue { owner } => {
                 let hold = plain_hold_of(*owner);
                 let released = harness.release(&hold, 0, 0).await;
-                let served = harness.step(&ServeQueue::new(hold.object.clone())).await;
+                let served = harness.step(&rules::serve_queue(hold.object.clone())).await;
                 if let (Ok(true), Ok(())) = (released, served)
                     && waiters(harness).await.first() != queue.first()
                 {

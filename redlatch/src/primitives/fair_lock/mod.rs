@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::queue::FairQueue;
-pub(super) use self::rules::ServeQueue;
-use self::rules::{Acquire, Force, Release};
+use self::rules::Acquire;
+pub(super) use self::rules::serve_queue;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed};
 use crate::keyspace::Keyspace;
@@ -25,9 +25,9 @@ use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::{ObjectState, Waiter, inspect};
 use crate::primitives::lock::{AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::reentrant::reassign::Reassign;
-use crate::primitives::reentrant::rules::Inspect;
-use crate::step::{BoxedStep, Outcome, Step};
+use crate::primitives::reentrant::reassign::reassign;
+use crate::primitives::reentrant::rules as reentrant;
+use crate::step::{Outcome, Step};
 
 /// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
 /// (Redisson: `RedissonClient.getFairLock`).
@@ -252,46 +252,42 @@ impl HoldKind for Fair {
         rules::renew(keyspace, &self.keys, hold, lease)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
-        Box::new(Release {
-            keys: &self.keys,
-            params,
-            grace: self.grace(),
-            requests: params.requests_key(),
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        rules::release(&self.keys, params, self.grace())
     }
 
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
-        Some(Box::new(Reassign {
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
+        let wake = |keyspace: &mut Keyspace| FairQueue::new(keyspace, &self.keys).wake_waiting();
+        let channel = self.keys.object.channel();
+        Some(reassign(
             params,
-            script: rules::reassign_script(),
-            channel: self.keys.object.channel(),
-            wake: |keyspace: &mut Keyspace| FairQueue::new(keyspace, &self.keys).wake_waiting(),
-            of_writer: false,
-        }))
+            rules::reassign_script(),
+            channel,
+            wake,
+            false,
+        ))
     }
 }
 
 impl Rules for Fair {
     const GRANTS: bool = true;
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        Acquire {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        let acquire = Acquire {
             params,
             keys: &self.keys,
             wait_time: Fair::clamped_lease(self.wait_time),
             grace: self.grace(),
-        }
+        };
+        acquire.step()
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let object = self.object();
-        Inspect { object }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        reentrant::inspect(self.object())
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let (keys, grace) = (&*self.keys, self.grace());
-        Force { keys, grace }
+    fn force(&self) -> Step<'_, bool> {
+        rules::force(&self.keys, self.grace())
     }
 
     fn check(&self) -> Result<()> {

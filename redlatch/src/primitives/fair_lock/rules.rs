@@ -1,8 +1,9 @@
 //! The fair lock's steps: those of the lock, with a queue of waiters.
 //!
-//! State: the lock's hash; the queue, a list of the waiting owners, the oldest first; two maps
-//! from owner to timestamp: until when its turn is kept (its timeout), and until when an absent waiter
-//! keeps its position; and the lease and number of the latest request of each waiter that accepts a grant.
+//! State: the lock's hash; the queue, a list of the waiting owners, the oldest first; two maps from
+//! owner to timestamp: until when its turn is kept (its timeout), and until when an absent waiter
+//! keeps its position; and the lease and number of the latest request of each waiter that accepts a
+//! grant.
 //!
 //! * Acquire: an owner that holds the lock re-enters it, regardless of the queue. Otherwise, first
 //!   drop each head whose timeout has passed. If the lock is free and the head is absent (no
@@ -11,19 +12,17 @@
 //! * If the lock is free and the owner is the head, or the queue is empty, the owner acquires the
 //!   lock. Shift the timeouts of the others, so that they count from the end of the new lease, and
 //!   wake the new head, so that it learns that end, unless it accepts a grant.
-//! * Otherwise, if the request waits, the owner joins the tail (`try_lock` does not). Its timeout is
-//!   that of the last waiter (the end of the lease if the queue is empty) plus its wait time. The
-//!   reply is the time after which it retries if it is not woken.
-//! * Release: if the head accepts a grant and is connected, write its hold, and publish the number of its
-//!   latest request to it. Otherwise wake it. If it does not receive the message, wake the next waiters until one
-//!   does. In that case also record which waiters are absent, and shift the timeouts, so that they
-//!   count from now instead of from the end of the lease.
+//! * Otherwise, if the request waits, the owner joins the tail (`try_lock` does not). Its timeout
+//!   is that of the last waiter (the end of the lease if the queue is empty) plus its wait time.
+//!   The reply is the time after which it retries if it is not woken.
+//! * Release: if the head accepts a grant and is connected, write its hold, and publish the number
+//!   of its latest request to it. Otherwise wake it. If it does not receive the message, wake the
+//!   next waiters until one does. In that case also record which waiters are absent, and shift the
+//!   timeouts, so that they count from now instead of from the end of the lease.
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
 use std::sync::Arc;
-
-use smallvec::smallvec;
 
 use super::queue::{FairQueue, MAX_SLEEP};
 use crate::error::Result;
@@ -37,43 +36,35 @@ use crate::primitives::lock::rules::{is_held, parse_forced};
 use crate::primitives::reentrant::rules::{
     self as reentrant, parse_outcome, set_hold_count, try_acquire, wait_outcome, was_deleted,
 };
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
+use crate::step::{Outcome, Script, ScriptReply, Step, args, script};
 
-/// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters, the
-/// announcements.
-fn all_keys(keys: &FairKeys) -> Keys<'_> {
-    smallvec![
+/// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters,
+/// the announcements.
+fn all_keys(keys: &FairKeys) -> [&str; 5] {
+    [
         keys.object.key(),
-        &*keys.queue,
-        &*keys.timeouts,
-        &*keys.absent_waiters,
-        &*keys.announcements
+        &keys.queue,
+        &keys.timeouts,
+        &keys.absent_waiters,
+        &keys.announcements,
     ]
 }
 
-/// Maximum time in milliseconds before a waiter checks whether the head of a free lock has taken its turn.
+/// Maximum time in milliseconds before a waiter checks whether the head of a free lock has taken
+/// its turn.
 const MAX_RESERVATION: i64 = 1000;
 
-/// Additional time per position in the queue, in milliseconds, so that a long queue does not retry all at once.
+/// Additional time per position in the queue, in milliseconds, so that a long queue does not retry
+/// all at once.
 const STAGGER: i64 = 10;
 
-/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
+/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is
+/// free.
 fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys) -> Option<i64> {
     match keyspace.remaining(object.key())? {
         Expiry::Never => Some(-1),
         Expiry::In(left) => Some(i64::try_from(left.as_millis()).unwrap_or(i64::MAX)),
     }
-}
-
-/// Acquires the lock for an owner whose turn it is, or returns when to retry. If the request waits, the owner
-/// joins the queue.
-pub(super) struct Acquire<'a> {
-    pub(super) params: AcquireParams<'a>,
-    pub(super) keys: &'a FairKeys,
-    /// How long the lock is kept for this owner when its turn has come.
-    pub(super) wait_time: Lease,
-    /// How long absent waiters keep their positions once the head is one of them.
-    pub(super) grace: Lease,
 }
 
 /// The state of the queue after waiters were dropped.
@@ -87,33 +78,38 @@ struct QueueState {
     absent_before: usize,
 }
 
-impl Step for Acquire<'_> {
-    type Reply = Outcome;
+/// Acquires the lock for an owner whose turn it is, or returns when to retry. If the request waits,
+/// the owner joins the queue.
+#[derive(Clone, Copy)]
+pub(super) struct Acquire<'a> {
+    pub(super) params: AcquireParams<'a>,
+    pub(super) keys: &'a FairKeys,
+    /// How long the lock is kept for this owner when its turn has come.
+    pub(super) wait_time: Lease,
+    /// How long absent waiters keep their positions once the head is one of them.
+    pub(super) grace: Lease,
+}
 
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "queue.lua", "acquire.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.params.hold.field);
-        args.number(self.params.lease.millis());
-        args.number(self.params.count.into());
-        args.number(if self.params.waits {
-            self.wait_time.millis()
-        } else {
-            0
-        });
-        args.text(self.params.hold.object.channel());
-        args.number(self.grace.millis());
-        args.number(self.params.request_number);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        parse_outcome(&self.params.hold.object, reply)
+impl<'a> Acquire<'a> {
+    pub(super) fn step(self) -> Step<'a, Outcome> {
+        let AcquireParams { hold, lease, .. } = self.params;
+        let wait_time = self.params.waits.then_some(self.wait_time);
+        let args = args![
+            &*hold.field,
+            lease,
+            self.params.count,
+            wait_time.map_or(0, Lease::millis),
+            hold.object.channel(),
+            self.grace,
+            self.params.request_number,
+        ];
+        Step::new(
+            script!("../expire.lua", "queue.lua", "acquire.lua"),
+            all_keys(self.keys),
+            args,
+            |reply| parse_outcome(&hold.object, reply),
+            move |keyspace| self.apply(keyspace),
+        )
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
@@ -122,7 +118,8 @@ impl Step for Acquire<'_> {
         let ignores_queue =
             |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
         let held = keyspace.find::<Holds>(object.key())?;
-        // Without the queue: a re-entry (refused if its hold was lost meanwhile), and a read-write lock's key (an error).
+        // Without the queue: a re-entry (refused if its hold was lost meanwhile), and a read-write
+        // lock's key (an error).
         if count > 1 || held.is_some_and(|held| ignores_queue(held.value)) {
             return try_acquire(keyspace, self.params);
         }
@@ -149,10 +146,9 @@ impl Step for Acquire<'_> {
         let retry_after = self.enqueue(&mut queue, left, state)?;
         wait_outcome(object, Expiry::from_millis(retry_after))
     }
-}
 
-impl Acquire<'_> {
-    /// Drops each head whose timeout has passed, and on a free lock each head that was absent for its grace period.
+    /// Drops each head whose timeout has passed, and on a free lock each head that was absent for
+    /// its grace period.
     fn drop_dead_waiters(&self, queue: &mut FairQueue<'_>, free: bool) -> Result<QueueState> {
         let owner = &*self.params.hold.field;
         let grace = self.grace.millis();
@@ -176,7 +172,8 @@ impl Acquire<'_> {
         }
         let now = queue.now_ms();
         let checked = queue.record_absences(grace, Some(owner))?;
-        // Drops absent heads, then finds the new head: the first waiter that is connected or within its grace period.
+        // Drops absent heads, then finds the new head: the first waiter that is connected or within
+        // its grace period.
         let mut dropped_timeout = None;
         state.head = None;
         for waiter in checked.owners {
@@ -209,8 +206,9 @@ impl Acquire<'_> {
         Ok(state)
     }
 
-    /// Appends the owner to the queue unless it is already there. Returns the milliseconds after which it retries at
-    /// the latest. `remaining`: the remaining lease in milliseconds; `None` if the lock is free.
+    /// Appends the owner to the queue unless it is already there. Returns the milliseconds after
+    /// which it retries at the latest. `remaining`: the remaining lease in milliseconds; `None` if
+    /// the lock is free.
     fn enqueue(
         &self,
         queue: &mut FairQueue<'_>,
@@ -227,13 +225,14 @@ impl Acquire<'_> {
             && position.is_some()
             && !state.dropped
         {
-            // This waiter retries and the head has not taken its turn: the head may have missed its message.
+            // This waiter retries and the head has not taken its turn: the head may have missed its
+            // message.
             queue.wake_one(head);
         }
         let mut position = match position {
             Some(0) => {
-                // A head that retries is alive: its timeout is extended, and those of the others by as much. Not
-                // at every retry: only if less than half of the wait time is left.
+                // A head that retries is alive: its timeout is extended, and those of the others by
+                // as much. Not at every retry: only if less than half of the wait time is left.
                 match queue.timeout_of(owner)? {
                     None => queue.set_timeout(owner, lock_end.saturating_add(wait))?,
                     Some(timeout) if (timeout - lock_end).saturating_mul(2) < wait => {
@@ -272,8 +271,8 @@ impl Acquire<'_> {
         let base = remaining.unwrap_or(state.reservation);
         let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut retry_after = retry_after.min(max_sleep);
-        // It also retries when the waiter before it times out. If that waiter's timeout was lost, the one
-        // before that counts, and so on.
+        // It also retries when the waiter before it times out. If that waiter's timeout was lost,
+        // the one before that counts, and so on.
         let mut earlier_timeout = None;
         while position > 0 && earlier_timeout.is_none() {
             position -= 1;
@@ -289,99 +288,62 @@ impl Acquire<'_> {
 }
 
 /// Sets an owner's hold count to the number of holds to keep. 0 releases the lock, and removes the
-/// owner from the queue if it is still there from waiting.
-pub(super) struct Release<'a> {
-    pub(super) keys: &'a FairKeys,
-    pub(super) params: ReleaseParams<'a>,
-    pub(super) grace: Lease,
-    /// The key of the requests from which a full release removes the owner, if it has to.
-    pub(super) requests: Option<String>,
-}
-
-impl Step for Release<'_> {
-    /// Whether the owner held the lock.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "queue.lua", "release.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        args.text(&hold.field);
-        args.number(keep.into());
-        args.number(lease.map_or(0, Lease::millis));
-        args.text(hold.object.channel());
-        args.number(self.grace.millis());
+/// owner from the queue if it is still there from waiting. Replies whether the owner held the lock.
+pub(super) fn release<'a>(
+    keys: &'a FairKeys,
+    params: ReleaseParams<'a>,
+    grace: Lease,
+) -> Step<'a, bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let requests = params.requests_key();
+    let args = args![
+        &*hold.field,
+        keep,
+        lease.map_or(0, Lease::millis),
+        hold.object.channel(),
+        grace,
         // The script of the election has further arguments behind it.
-        args.text(self.requests.as_deref().unwrap_or_default());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let ReleaseParams { hold, keep, .. } = self.params;
+        requests.clone().unwrap_or_default(),
+    ];
+    let apply = move |keyspace: &mut Keyspace| {
         let (object, owner) = (&*hold.object, &*hold.field);
-        requests::remove(keyspace, self.requests.as_deref(), owner);
+        requests::remove(keyspace, requests.as_deref(), owner);
         let left = remaining_ms(keyspace, object);
-        // The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
-        let waited =
-            keep == 0 && leave_queue(&mut FairQueue::new(keyspace, self.keys), owner, left)?;
-        let held = set_hold_count(keyspace, self.params)?;
-        let mut queue = FairQueue::new(keyspace, self.keys);
+        // The owner leaves the queue first, because the rest fails if another program has
+        // overwritten the lock's key.
+        let waited = keep == 0 && leave_queue(&mut FairQueue::new(keyspace, keys), owner, left)?;
+        let held = set_hold_count(keyspace, params)?;
+        let mut queue = FairQueue::new(keyspace, keys);
         if held && keep == 0 {
-            queue.wake_after_release(left.unwrap_or(0), self.grace)?;
+            queue.wake_after_release(left.unwrap_or(0), grace)?;
         } else if left.is_none() && !waited {
             // The lock was deleted (FLUSHALL, DEL) or expired: no release wakes the waiters.
             queue.wake_next(false)?;
         }
         Ok(held)
-    }
+    };
+    let script = script!("../expire.lua", "queue.lua", "release.lua");
+    Step::new(script, all_keys(keys), args, ScriptReply::flag, apply)
 }
 
-/// Grants the lock to the head of the queue, or wakes it, if the lock is free: another kind of lock with the same key was
-/// released, whose steps do not look at the queue.
-pub(in crate::primitives) struct ServeQueue(FairKeys);
-
-impl ServeQueue {
-    pub(in crate::primitives) fn new(object: Arc<ObjectKeys>) -> ServeQueue {
-        ServeQueue(FairKeys::of(object))
-    }
-}
-
-impl Step for ServeQueue {
-    type Reply = ();
-
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "queue.lua", "serve.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(&self.0)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.0.object.channel());
-    }
-
-    fn decode(&self, _: ScriptReply) -> Result<()> {
-        Ok(())
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<()> {
-        let is_free = !keyspace.exists(self.0.object.key());
-        let mut queue = FairQueue::new(keyspace, &self.0);
-        if is_free && !queue.is_empty()? {
-            queue.wake_next(true)?;
-        }
-        Ok(())
-    }
+/// Grants the lock to the head of the queue, or wakes it, if the lock is free: another kind of lock
+/// with the same key was released, whose steps do not look at the queue.
+pub(in crate::primitives) fn serve_queue<'a>(object: Arc<ObjectKeys>) -> Step<'a, ()> {
+    let keys = FairKeys::of(object);
+    Step::new(
+        script!("../expire.lua", "queue.lua", "serve.lua"),
+        all_keys(&keys).map(str::to_owned),
+        args![keys.object.channel().to_owned()],
+        |_| Ok(()),
+        move |keyspace| {
+            let is_free = !keyspace.exists(keys.object.key());
+            let mut queue = FairQueue::new(keyspace, &keys);
+            if is_free && !queue.is_empty()? {
+                queue.wake_next(true)?;
+            }
+            Ok(())
+        },
+    )
 }
 
 /// A script of the re-entrant lock that wakes the next waiter of the queue.
@@ -423,9 +385,9 @@ pub(super) fn renew(
     Ok(renewed)
 }
 
-/// Removes the owner from the queue, and moves the timeouts of the waiters behind it to an earlier time.
-/// Returns whether it was waiting. `remaining`: the remaining lease in milliseconds, negative if it never
-/// ends; `None` if the lock is free.
+/// Removes the owner from the queue, and moves the timeouts of the waiters behind it to an earlier
+/// time. Returns whether it was waiting. `remaining`: the remaining lease in milliseconds, negative
+/// if it never ends; `None` if the lock is free.
 fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, remaining: Option<i64>) -> Result<bool> {
     // Also if Redisson has removed the owner from the queue.
     queue.clear_announcement(owner)?;
@@ -458,45 +420,27 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, remaining: Option<i64>) -
     Ok(true)
 }
 
-/// Releases the lock whichever owner holds it.
-pub(super) struct Force<'a> {
-    pub(super) keys: &'a FairKeys,
-    pub(super) grace: Lease,
-}
-
-impl Step for Force<'_> {
-    /// Whether the lock was held.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "queue.lua", "force.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
-        args.number(self.grace.millis());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        parse_forced(&self.keys.object, reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let held = is_held(keyspace, &self.keys.object)?;
-        if held {
-            let left = remaining_ms(keyspace, &self.keys.object).unwrap_or(0);
-            keyspace.remove(self.keys.object.key());
-            let mut queue = FairQueue::new(keyspace, self.keys);
-            queue.wake_after_release(left, self.grace)?;
-            if !queue.is_empty()? {
-                // Only the head was woken. The lock may be that of an election, whose observers are not in the queue.
-                queue.wake_unqueued();
+/// Releases the lock whichever owner holds it. Replies whether it was held.
+pub(super) fn force(keys: &FairKeys, grace: Lease) -> Step<'_, bool> {
+    Step::new(
+        script!("../expire.lua", "queue.lua", "force.lua"),
+        all_keys(keys),
+        args![keys.object.channel(), grace],
+        |reply| parse_forced(&keys.object, reply),
+        move |keyspace| {
+            let held = is_held(keyspace, &keys.object)?;
+            if held {
+                let left = remaining_ms(keyspace, &keys.object).unwrap_or(0);
+                keyspace.remove(keys.object.key());
+                let mut queue = FairQueue::new(keyspace, keys);
+                queue.wake_after_release(left, grace)?;
+                if !queue.is_empty()? {
+                    // Only the head was woken. The lock may be that of an election, whose observers
+                    // are not in the queue.
+                    queue.wake_unqueued();
+                }
             }
-        }
-        Ok(held)
-    }
+            Ok(held)
+        },
+    )
 }

@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use super::Fair;
 use super::queue::FairQueue;
-use super::rules::{Acquire, Release};
+use super::rules::{self, Acquire};
 use crate::error::Result;
 use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
 use crate::primitives::differential::hold;
 use crate::primitives::lock::AcquireParams;
-use crate::step::{Outcome, Step as _};
+use crate::step::Outcome;
 
 const WAIT: u64 = 10_000;
 const GRACE: u64 = 800;
@@ -49,7 +49,7 @@ impl World {
     fn request(&mut self, owner: u8, lease: u64, wait_time: u64) -> Result<Outcome> {
         let millis = |millis| Lease::new(Duration::from_millis(millis)).unwrap();
         let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
-        let step = Acquire {
+        let acquire = Acquire {
             keys: &kind.keys,
             params: AcquireParams {
                 hold: &hold,
@@ -61,22 +61,21 @@ impl World {
             wait_time: millis(wait_time),
             grace: millis(GRACE),
         };
-        step.apply(&mut self.keyspace)
+        acquire.step().apply(&mut self.keyspace)
     }
 
     /// An owner releases the lock or leaves the queue. Returns the channels of the messages.
     fn woken_by_release(&mut self, owner: u8) -> Vec<String> {
         let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
-        let step = Release {
-            keys: &kind.keys,
-            params: ReleaseParams {
+        let step = rules::release(
+            &kind.keys,
+            ReleaseParams {
                 hold: &hold,
                 keep: 0,
                 lease: None,
             },
-            grace: Lease::new(Duration::from_millis(GRACE)).unwrap(),
-            requests: None,
-        };
+            Lease::new(Duration::from_millis(GRACE)).unwrap(),
+        );
         self.keyspace.take_published();
         step.apply(&mut self.keyspace).unwrap();
         let published = self.keyspace.take_published().into_iter();

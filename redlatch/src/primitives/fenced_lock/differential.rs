@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::rules::{AdvanceToken, DeleteToken, ReadToken};
+use super::rules;
 use super::{Fenced, MAX_TOKEN, token};
 use crate::name::term_key;
 use crate::primitives::differential::{
@@ -116,11 +116,8 @@ fn lua_and_rules_agree() {
                 has_text.set(token::parse_number(&token).is_none());
             }
             Move::Advance { at_least } => {
-                let step = AdvanceToken {
-                    keys: &kind.keys,
-                    term: &term_key("name"),
-                    at_least,
-                };
+                let term = term_key("name");
+                let step = rules::advance_token(&kind.keys, &term, at_least);
                 // An acquisition can count up from the result.
                 if let Ok(latest) = harness.step(&step).await {
                     assert!(latest <= MAX_TOKEN, "{latest}");
@@ -132,12 +129,12 @@ fn lua_and_rules_agree() {
             }
             Move::SetForeignTerm => harness.set_foreign(&term_key("name"), 5).await,
             Move::Delete => {
-                let (keys, term) = (kind.keys.clone(), term_key("name"));
-                harness.step(&DeleteToken { keys, term }).await.unwrap();
+                let step = rules::delete_token(&kind.keys, term_key("name"));
+                harness.step(&step).await.unwrap();
             }
             Move::Current => {
                 let keys = &kind.keys;
-                let _ = harness.step(&ReadToken { keys }).await;
+                let _ = harness.step(&rules::read_token(keys)).await;
             }
         }
     });

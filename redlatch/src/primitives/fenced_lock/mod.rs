@@ -10,7 +10,6 @@ pub(crate) mod token;
 
 use std::sync::Arc;
 
-use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
 use crate::metrics::Kind;
 use crate::name::{FencedKeys, ObjectKeys, term_key};
@@ -121,8 +120,8 @@ impl Lock<Fenced> {
     ///
     /// As [`Lock::is_locked`].
     pub async fn current_token(&self) -> Result<u64> {
-        let keys = &self.valid_kind()?.keys;
-        self.session.store.run_idempotent(&ReadToken { keys }).await
+        let step = rules::read_token(&self.valid_kind()?.keys);
+        self.session.store.run_idempotent(&step).await
     }
 
     /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one.
@@ -163,11 +162,7 @@ impl Lock<Fenced> {
                 });
             }
         };
-        let step = AdvanceToken {
-            keys,
-            term,
-            at_least,
-        };
+        let step = rules::advance_token(keys, term, at_least);
         self.session.store.run_idempotent(&step).await
     }
 
@@ -186,12 +181,14 @@ impl Lock<Fenced> {
     ///
     /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
-        let keys = self.valid_kind()?.keys.clone();
-        let object = keys.object.clone();
-        let term = term_key(object.key());
-        let step = DeleteToken { keys, term };
+        let keys = &self.valid_kind()?.keys;
         self.session
-            .run_at_most_once(&object, step, "deleting a token")
+            .run_at_most_once(
+                &keys.object,
+                keys,
+                |keys| rules::delete_token(keys, term_key(keys.object.key())),
+                "deleting a token",
+            )
             .await
     }
 }
@@ -218,18 +215,15 @@ impl ReentrantHolds for Fenced {
 }
 
 impl Rules for Fenced {
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let keys = &self.keys;
-        Acquire { params, keys }
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        rules::acquire(params, &self.keys)
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let object = ReentrantHolds::object(self);
-        reentrant::rules::Inspect { object }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        reentrant::rules::inspect(ReentrantHolds::object(self))
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let object = ReentrantHolds::object(self);
-        reentrant::rules::Force { object }
+    fn force(&self) -> Step<'_, bool> {
+        reentrant::rules::force(ReentrantHolds::object(self))
     }
 }

@@ -25,7 +25,7 @@ use crate::metrics::Kind;
 use crate::name::{GroupKeys, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::multi_lock::MultiLock;
-use crate::step::{BoxedStep, Outcome, Step};
+use crate::step::{Outcome, Step};
 
 /// A lock of one value of a group. [`Client::multi_lock`] locks several values together (Redisson:
 /// `getMultiLock(group, values)`).
@@ -149,42 +149,33 @@ impl HoldKind for Group {
         rules::renew(keyspace, &self.keys, hold, lease).map(Into::into)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
-        Box::new(rules::Release {
-            params,
-            keys: &self.keys,
-            restored_lease: None,
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        rules::release(params, &self.keys, None)
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {
         let lease = None;
         let left = hold
             .state()
             .period
             .end
             .saturating_duration_since(Instant::now());
-        Some(Box::new(rules::Release {
-            params: ReleaseParams { hold, keep, lease },
-            keys: &self.keys,
-            restored_lease: Some(Lease::from_remaining(left)),
-        }))
+        let params = ReleaseParams { hold, keep, lease };
+        let restored_lease = Some(Lease::from_remaining(left));
+        Some(rules::release(params, &self.keys, restored_lease))
     }
 }
 
 impl Rules for Group {
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let keys = &self.keys;
-        rules::Acquire { params, keys }
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        rules::acquire(params, &self.keys)
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let keys = &self.keys;
-        rules::Inspect { keys }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        rules::inspect(&self.keys)
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let keys = &self.keys;
-        rules::Force { keys }
+    fn force(&self) -> Step<'_, bool> {
+        rules::force(&self.keys)
     }
 }

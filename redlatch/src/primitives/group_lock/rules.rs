@@ -33,8 +33,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use smallvec::smallvec;
-
 use crate::error::Result;
 use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::Keyspace;
@@ -43,11 +41,12 @@ use crate::name::GroupKeys;
 use crate::primitives::lock::rules::{parse_holder, wrong_kind};
 use crate::primitives::lock::{AcquireParams, Holder};
 use crate::primitives::reentrant::rules::parse_outcome;
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
+use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
 
 type Fields = BTreeMap<String, String>;
 
-/// On `1` a waiter in Redisson wakes all threads that sleep, on `0` one, or the next that would sleep.
+/// On `1` a waiter in Redisson wakes all threads that sleep, on `0` one, or the next that would
+/// sleep.
 const WAKE_MESSAGES: [i64; 2] = [1, 0];
 
 /// A value in the hash of its group.
@@ -119,8 +118,8 @@ impl ValueState<'_> {
         self.set(self.keys.end_field(owner), end.to_string())
     }
 
-    /// Moves the end of a hold to `lease` from now, if that is later, and that of the key. `left`: remaining
-    /// milliseconds of the hold.
+    /// Moves the end of a hold to `lease` from now, if that is later, and that of the key. `left`:
+    /// remaining milliseconds of the hold.
     fn extend(&mut self, owner: &str, left: i64, lease: Lease) -> Result<()> {
         if left < lease.millis() {
             self.set_end(owner, lease)?;
@@ -147,142 +146,106 @@ impl ValueState<'_> {
 }
 
 /// Acquires a value for an owner, or returns how long another owner may still hold it.
-pub(super) struct Acquire<'a> {
-    pub(super) params: AcquireParams<'a>,
-    pub(super) keys: &'a GroupKeys,
-}
-
-impl Step for Acquire<'_> {
-    type Reply = Outcome;
-
-    fn script(&self) -> &'static Script {
-        script!(batchable(1, 3) "../expire.lua", "holders.lua", "acquire.lua")
+pub(super) fn acquire<'a>(params: AcquireParams<'a>, keys: &'a GroupKeys) -> Step<'a, Outcome> {
+    let mut args = args![&*params.hold.field, params.lease, &*keys.value];
+    if params.count > 1 {
+        args.push(params.count.into());
     }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.params.hold.field);
-        args.number(self.params.lease.millis());
-        args.text(&self.keys.value);
-        if self.params.count > 1 {
-            args.number(self.params.count.into());
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        parse_outcome(&self.keys.object, reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
-        let AcquireParams {
-            hold, count, lease, ..
-        } = self.params;
-        let (keys, owner) = (self.keys, &*hold.field);
-        let is_new = !keyspace.exists(keys.object.key());
-        let mut state = ValueState { keyspace, keys };
-        let named = state.owner()?;
-        if let Some(fields) = state.fields()?
-            && (fields.contains_key("mode") || (named.is_none() && fields.len() == 1))
-        {
-            return Err(wrong_kind(&keys.object, "a lock of another kind"));
-        }
-        let mut left = 0;
-        if let Some(named) = &named {
-            left = state.remaining(named)?;
-            if named != owner {
-                if left > 0 {
-                    return Ok(Outcome::Wait(Expiry::from_millis(left)));
-                }
-                if count == 1 {
-                    state.remove_owner_fields(named)?;
+    Step::new(
+        script!(batchable(1, 3) "../expire.lua", "holders.lua", "acquire.lua"),
+        [keys.object.key()],
+        args,
+        move |reply| parse_outcome(&keys.object, reply),
+        move |keyspace| {
+            let AcquireParams {
+                hold, count, lease, ..
+            } = params;
+            let owner = &*hold.field;
+            let is_new = !keyspace.exists(keys.object.key());
+            let mut state = ValueState { keyspace, keys };
+            let named = state.owner()?;
+            if let Some(fields) = state.fields()?
+                && (fields.contains_key("mode") || (named.is_none() && fields.len() == 1))
+            {
+                return Err(wrong_kind(&keys.object, "a lock of another kind"));
+            }
+            let mut left = 0;
+            if let Some(named) = &named {
+                left = state.remaining(named)?;
+                if named != owner {
+                    if left > 0 {
+                        return Ok(Outcome::Wait(Expiry::from_millis(left)));
+                    }
+                    if count == 1 {
+                        state.remove_owner_fields(named)?;
+                    }
                 }
             }
-        }
-        if left == 0 && count > 1 {
-            // The hold to re-enter has been lost.
-            return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
-        }
-        state.set(keys.value.to_string(), owner.to_owned())?;
-        state.set(keys.count_field(owner), count.to_string())?;
-        if is_new && let Some(mut found) = state.keyspace.find::<Fields>(keys.object.key())? {
-            found.expire_after(lease.duration());
-        }
-        state.extend(owner, left, lease)?;
-        Ok(Outcome::ACQUIRED)
-    }
+            if left == 0 && count > 1 {
+                // The hold to re-enter has been lost.
+                return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
+            }
+            state.set(keys.value.to_string(), owner.to_owned())?;
+            state.set(keys.count_field(owner), count.to_string())?;
+            if is_new && let Some(mut found) = state.keyspace.find::<Fields>(keys.object.key())? {
+                found.expire_after(lease.duration());
+            }
+            state.extend(owner, left, lease)?;
+            Ok(Outcome::ACQUIRED)
+        },
+    )
 }
 
 /// Sets an owner's hold count of a value to the number of holds to keep; 0 releases the value.
-pub(super) struct Release<'a> {
-    pub(super) params: ReleaseParams<'a>,
-    pub(super) keys: &'a GroupKeys,
-    /// The remaining part of the previous lease, if this undoes an acquisition. Then it wakes no waiter.
-    pub(super) restored_lease: Option<Lease>,
-}
-
-impl Step for Release<'_> {
-    /// Whether the owner held the value.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!(batchable(1, 3) "../expire.lua", "holders.lua", "release.lua")
+/// Replies whether the owner held the value. `restored_lease`: the remaining part of the previous
+/// lease, if this undoes an acquisition. Then it wakes no waiter.
+pub(super) fn release<'a>(
+    params: ReleaseParams<'a>,
+    keys: &'a GroupKeys,
+    restored_lease: Option<Lease>,
+) -> Step<'a, bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let channel = match restored_lease {
+        None => keys.object.channel(),
+        Some(_) => "",
+    };
+    let mut args = args![&*hold.field, &*keys.value, channel];
+    if keep > 0 {
+        args.extend(args![keep, lease.map_or(0, Lease::millis)]);
+        args.extend(restored_lease.map(Arg::from));
     }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        args.text(&hold.field);
-        args.text(&self.keys.value);
-        args.text(match self.restored_lease {
-            None => self.keys.object.channel(),
-            Some(_) => "",
-        });
-        if keep > 0 {
-            args.number(keep.into());
-            args.number(lease.map_or(0, Lease::millis));
-            if let Some(restored_lease) = self.restored_lease {
-                args.number(restored_lease.millis());
+    Step::new(
+        script!(batchable(1, 3) "../expire.lua", "holders.lua", "release.lua"),
+        [keys.object.key()],
+        args,
+        ScriptReply::flag,
+        move |keyspace| {
+            let owner = &*hold.field;
+            let mut state = ValueState { keyspace, keys };
+            let left = state.held_by(owner)?;
+            if left == 0 || keep == 0 {
+                let named = state.owner()?;
+                state.remove_owner_fields(owner)?;
+                if named.as_deref() == Some(owner) {
+                    state.remove(&keys.value)?;
+                }
+                if restored_lease.is_none() && named.is_none_or(|named| named == owner) {
+                    state.wake();
+                }
+                return Ok(left > 0);
             }
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        let (keys, owner) = (self.keys, &*hold.field);
-        let mut state = ValueState { keyspace, keys };
-        let left = state.held_by(owner)?;
-        if left == 0 || keep == 0 {
-            let named = state.owner()?;
-            state.remove_owner_fields(owner)?;
-            if named.as_deref() == Some(owner) {
-                state.remove(&keys.value)?;
+            state.set(keys.count_field(owner), keep.to_string())?;
+            if let Some(lease) = lease {
+                state.extend(owner, left, lease)?;
             }
-            if self.restored_lease.is_none() && named.is_none_or(|named| named == owner) {
-                state.wake();
+            if let Some(restored_lease) = restored_lease
+                && left > restored_lease.millis()
+            {
+                state.set_end(owner, restored_lease)?;
             }
-            return Ok(left > 0);
-        }
-        state.set(keys.count_field(owner), keep.to_string())?;
-        if let Some(lease) = lease {
-            state.extend(owner, left, lease)?;
-        }
-        if let Some(restored_lease) = self.restored_lease
-            && left > restored_lease.millis()
-        {
-            state.set_end(owner, restored_lease)?;
-        }
-        Ok(true)
-    }
+            Ok(true)
+        },
+    )
 }
 
 /// Renews the leases of many values.
@@ -310,81 +273,45 @@ pub(super) fn renew(
 }
 
 /// Returns the holder of a value, with its hold count and remaining lease.
-pub(super) struct Inspect<'a> {
-    pub(super) keys: &'a GroupKeys,
-}
-
-impl Step for Inspect<'_> {
-    type Reply = Vec<Holder>;
-
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "holders.lua", "inspect.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.keys.value);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
-        match reply {
+pub(super) fn inspect(keys: &GroupKeys) -> Step<'_, Vec<Holder>> {
+    Step::new(
+        script!("../expire.lua", "holders.lua", "inspect.lua"),
+        [keys.object.key()],
+        args![&*keys.value],
+        move |reply| match reply {
             ScriptReply::Nil => Ok(Vec::new()),
             holder => Ok(vec![parse_holder(holder)?]),
-        }
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Holder>> {
-        let keys = self.keys;
-        let mut state = ValueState { keyspace, keys };
-        let Some((owner, left)) = state.holder()? else {
-            return Ok(Vec::new());
-        };
-        let count_field = keys.count_field(&owner);
-        let fields = state.fields()?;
-        let count = fields.and_then(|fields| fields.get(&count_field)?.parse().ok());
-        let (count, remaining) = (count.unwrap_or(1), Expiry::from_millis(left));
-        Ok(vec![Holder::new(owner.as_str().into(), count, remaining)])
-    }
+        },
+        move |keyspace| {
+            let mut state = ValueState { keyspace, keys };
+            let Some((owner, left)) = state.holder()? else {
+                return Ok(Vec::new());
+            };
+            let count_field = keys.count_field(&owner);
+            let fields = state.fields()?;
+            let count = fields.and_then(|fields| fields.get(&count_field)?.parse().ok());
+            let (count, remaining) = (count.unwrap_or(1), Expiry::from_millis(left));
+            Ok(vec![Holder::new(owner.as_str().into(), count, remaining)])
+        },
+    )
 }
 
-/// Releases the value whichever owner holds it.
-pub(super) struct Force<'a> {
-    pub(super) keys: &'a GroupKeys,
-}
-
-impl Step for Force<'_> {
-    /// Whether it was held.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "holders.lua", "force.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.keys.value);
-        args.text(self.keys.object.channel());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let keys = self.keys;
-        let mut state = ValueState { keyspace, keys };
-        let Some((owner, _)) = state.holder()? else {
-            return Ok(false);
-        };
-        state.remove_owner_fields(&owner)?;
-        state.remove(&keys.value)?;
-        state.wake();
-        Ok(true)
-    }
+/// Releases the value whichever owner holds it. Replies whether it was held.
+pub(super) fn force(keys: &GroupKeys) -> Step<'_, bool> {
+    Step::new(
+        script!("../expire.lua", "holders.lua", "force.lua"),
+        [keys.object.key()],
+        args![&*keys.value, keys.object.channel()],
+        ScriptReply::flag,
+        move |keyspace| {
+            let mut state = ValueState { keyspace, keys };
+            let Some((owner, _)) = state.holder()? else {
+                return Ok(false);
+            };
+            state.remove_owner_fields(&owner)?;
+            state.remove(&keys.value)?;
+            state.wake();
+            Ok(true)
+        },
+    )
 }

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::rules::InspectNames;
+use super::rules::inspect_names;
 use super::{ObjectState, Waiter};
 use crate::lease::Expiry;
 use crate::name::CandidateKeys;
@@ -69,7 +69,7 @@ fn lua_and_rules_agree() {
                 CandidateKeys::new("name".into()),
                 CandidateKeys::new("none".into()),
             ];
-            let _ = harness.step(&InspectNames { names: &names }).await;
+            let _ = harness.step(&inspect_names(&names)).await;
         }
     });
 }

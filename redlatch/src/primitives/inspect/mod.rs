@@ -17,11 +17,11 @@ use crate::owner::OwnerId;
 use crate::session::Session;
 use crate::store::Store;
 
-#[cfg(test)]
-pub(crate) use rules::InspectNames;
-#[cfg(not(test))]
-use rules::InspectNames;
 pub(crate) use rules::Inspected;
+#[cfg(test)]
+pub(crate) use rules::inspect_names;
+#[cfg(not(test))]
+use rules::inspect_names;
 
 /// The kind and state of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,9 +100,7 @@ async fn inspect_by_slot(store: &Store, keys: &[String]) -> Result<Vec<(String, 
         names.push(CandidateKeys::new(key.clone()));
     }
     let inspections = slots.into_values().map(|names| async move {
-        let seen = store
-            .run_idempotent(&InspectNames { names: &names })
-            .await?;
+        let seen = store.run_idempotent(&inspect_names(&names)).await?;
         let keys = names.into_iter().map(|name| name.key);
         Ok::<_, Error>(keys.zip(seen).collect::<Vec<_>>())
     });
@@ -114,10 +112,7 @@ async fn inspect_by_slot(store: &Store, keys: &[String]) -> Result<Vec<(String, 
 /// Returns the kind and state of an object; `None` if its key does not exist.
 pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Option<ObjectState>> {
     let names = [CandidateKeys::new(object.key().to_owned())];
-    let states = session
-        .store
-        .run_idempotent(&InspectNames { names: &names })
-        .await?;
+    let states = session.store.run_idempotent(&inspect_names(&names)).await?;
     match states.into_iter().next() {
         Some(Ok(mut state)) => {
             let found = state.iter_mut().map(|state| (object.key(), state));

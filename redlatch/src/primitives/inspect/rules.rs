@@ -11,51 +11,42 @@ use crate::name::{CandidateKeys, ReadWriteKeys};
 use crate::primitives::expirable_semaphore::{HeldPermit, PermitId};
 use crate::primitives::fenced_lock::token;
 use crate::primitives::lock::Holder;
-use crate::primitives::read_write_lock::Inspect;
-use crate::step::{Keys, Script, ScriptReply, Step, script, unexpected_reply};
+use crate::primitives::read_write_lock;
+use crate::step::{ScriptReply, Step, args, script, unexpected_reply};
 
 /// Timestamps from this one on, in milliseconds, mean that an entry never expires.
 const NEVER: i64 = 900_000_000_000_000;
 
-/// Returns the objects under some names.
-pub(crate) struct InspectNames<'a> {
-    pub(crate) names: &'a [CandidateKeys],
-}
-
-/// The result for one name: its object, `None` if the name is unused, or as the error a description of data that is no
-/// object of this library.
+/// The result for one name: its object, `None` if the name is unused, or as the error a description
+/// of data that is no object of this library.
 pub(crate) type Inspected = std::result::Result<Option<ObjectState>, &'static str>;
 
-impl Step for InspectNames<'_> {
-    type Reply = Vec<Inspected>;
-
-    fn script(&self) -> &'static Script {
+/// Returns the objects under some names.
+pub(crate) fn inspect_names(names: &[CandidateKeys]) -> Step<'_, Vec<Inspected>> {
+    Step::new(
         // Uses the read-write lock's own functions, so both see the same state.
         script!(
             undeclared
             "../read_write_lock/readers.lua", "../read_write_lock/sides.lua", "inspect.lua"
-        )
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        self.names.iter().flat_map(CandidateKeys::keys).collect()
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<Inspected>> {
-        match reply {
-            ScriptReply::List(all) if all.len() == self.names.len() => {
-                // Data that cannot be parsed belongs to no object of this library. The other names are still returned.
-                let parse = |reply| parse_inspected(reply).unwrap_or(Err(OTHER_TYPE));
-                Ok(all.into_iter().map(parse).collect())
+        ),
+        names.iter().flat_map(CandidateKeys::keys),
+        args![],
+        move |reply| {
+            match reply {
+                ScriptReply::List(all) if all.len() == names.len() => {
+                    // Data that cannot be parsed belongs to no object of this library. The other
+                    // names are still returned.
+                    let parse = |reply| parse_inspected(reply).unwrap_or(Err(OTHER_TYPE));
+                    Ok(all.into_iter().map(parse).collect())
+                }
+                other => Err(unexpected_reply(&other)),
             }
-            other => Err(unexpected_reply(&other)),
-        }
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Inspected>> {
-        let inspect = |name| inspect_name(keyspace, name);
-        Ok(self.names.iter().map(inspect).collect())
-    }
+        },
+        move |keyspace| {
+            let inspect = |name| inspect_name(keyspace, name);
+            Ok(names.iter().map(inspect).collect())
+        },
+    )
 }
 
 /// Reads one name, as the script does.
@@ -94,7 +85,9 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
     match holds {
         Some((holds, _)) if holds.mode.is_some() => {
             let keys = &ReadWriteKeys::new("", &name.key);
-            let holders_of = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace);
+            let holders_of = |keyspace: &mut Keyspace, side| {
+                read_write_lock::inspect(keys, side).apply(keyspace)
+            };
             let writer =
                 holders_of(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
             match (writer, holders_of(keyspace, Mode::Read)) {
@@ -302,13 +295,10 @@ mod tests {
 
     #[test]
     fn reply_without_an_answer_for_each_name_is_rejected() {
-        let step = InspectNames {
-            names: &[CandidateKeys::new("name".into())],
-        };
-        assert!(
-            step.decode(ScriptReply::List(vec![ScriptReply::Nil]))
-                .is_ok()
-        );
+        let names = [CandidateKeys::new("name".into())];
+        let step = inspect_names(&names);
+        let one = ScriptReply::List(vec![ScriptReply::Nil]);
+        assert!(step.decode(one).is_ok());
         assert!(step.decode(ScriptReply::List(vec![])).is_err());
     }
 }

@@ -78,13 +78,13 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     const QUEUE: QueueKind = QueueKind::Exclusive;
 
     /// Acquires the lock, or returns how long another owner may still hold it.
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome>;
 
     /// Returns the holders.
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>>;
+    fn inspect(&self) -> Step<'_, Vec<Holder>>;
 
     /// Removes all holds, whichever owner has them. Returns whether there were any.
-    fn force(&self) -> impl Step<Reply = bool>;
+    fn force(&self) -> Step<'_, bool>;
 
     /// Returns whether a request may take over the hold of another one of this client. If not, each acquisition needs the
     /// store.

@@ -15,7 +15,7 @@ use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, report};
 use crate::session::{HoldRef, Session, Terms};
-use crate::step::{BoxedStep, Outcome};
+use crate::step::{Outcome, Step};
 use crate::wait::QueueKind;
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
@@ -46,7 +46,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn object(&self) -> &Arc<ObjectKeys>;
     fn is_reentrant(&self) -> bool;
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef>;
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome>;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome>;
     fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str;
     fn queue_kind(&self) -> QueueKind;
     fn pause(&self, tries: u32) -> Option<Duration>;
@@ -72,8 +72,8 @@ impl<K: OwnedKind> AnyLock for Lock<K> {
         Lock::hold_ref(self, owner)
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome> {
-        Box::new(self.kind.acquire(params))
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        self.kind.acquire(params)
     }
 
     fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {

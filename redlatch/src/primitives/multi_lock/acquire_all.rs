@@ -2,57 +2,95 @@
 //! Lua and in Rust.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::session::AllOrNone;
-use crate::step::{
-    Args, BoxedStep, Keys, Outcome, Script, ScriptReply, Step, script_error, unexpected_reply,
-};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script_error, unexpected_reply};
 use crate::sync::Mutex;
-
-/// Acquires all objects in their order, or none of them.
-pub(crate) struct AcquireAll<'a> {
-    parts: Vec<Part<'a>>,
-    /// The scripts of the parts, in the order of their numbers in the composed script.
-    scripts: Vec<&'static Script>,
-    script: &'static Script,
-}
 
 /// The step that acquires one object, and the step that undoes it.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
-    pub(crate) acquire: BoxedStep<'a, Outcome>,
-    pub(crate) undo: BoxedStep<'a, bool>,
+    pub(crate) acquire: Step<'a, Outcome>,
+    pub(crate) undo: Step<'a, bool>,
 }
 
-impl<'a> AcquireAll<'a> {
-    pub(crate) fn new(parts: Vec<Part<'a>>) -> AcquireAll<'a> {
-        let scripts = scripts(&parts);
-        AcquireAll {
-            script: composed(&scripts),
-            scripts,
-            parts,
+/// Acquires all objects in their order, or none of them.
+pub(crate) fn acquire_all(parts: Vec<Part<'_>>) -> Step<'_, AllOrNone<u64>> {
+    // In the order of their numbers in the composed script.
+    let scripts = scripts(&parts);
+    let (mut keys, mut args) = (Keys::new(), Args::new());
+    for Part { acquire, undo, .. } in &parts {
+        add_call(&mut keys, &mut args, &scripts, acquire);
+        add_call(&mut keys, &mut args, &scripts, undo);
+    }
+    let parts = Arc::new(parts);
+    let decoded = parts.clone();
+    Step::new(
+        composed(&scripts),
+        keys,
+        args,
+        move |reply| decode(&decoded, reply),
+        move |keyspace| apply(&parts, keyspace),
+    )
+}
+
+/// Adds one call of a member's script: its number, the counts of its keys and arguments, and these.
+fn add_call<'a, R>(
+    keys: &mut Keys<'a>,
+    args: &mut Args<'a>,
+    scripts: &[&'static Script],
+    step: &Step<'a, R>,
+) {
+    let index = scripts.iter().position(|script| *script == step.script());
+    let script = index.map_or(0, |index| index + 1);
+    for number in [script, step.keys().len(), step.args().len()] {
+        args.push(i64::try_from(number).unwrap_or(i64::MAX).into());
+    }
+    args.extend(step.args().iter().cloned());
+    keys.extend(step.keys().iter().cloned());
+}
+
+fn decode(parts: &[Part<'_>], reply: ScriptReply) -> Result<AllOrNone<u64>> {
+    let mut all = reply.list()?;
+    if let [ScriptReply::Integer(i), _] = all.as_slice() {
+        let i = usize::try_from(*i).unwrap_or(usize::MAX);
+        return blocked(parts, i, all.pop().unwrap_or(ScriptReply::Nil));
+    }
+    if all.len() != parts.len() {
+        return Err(unexpected_reply(&ScriptReply::List(all)));
+    }
+    let mut tokens = Vec::with_capacity(all.len());
+    for (part, reply) in parts.iter().zip(all) {
+        match part.acquire.decode(single(reply)?)? {
+            Outcome::Done(token) => tokens.push(token),
+            // The script acquired it, because it treats any reply but a number as a success.
+            Outcome::Wait(_) => {
+                return Err(Error::Refused {
+                    reason: "the script reported a refused acquisition as granted".into(),
+                });
+            }
         }
     }
+    Ok(AllOrNone::Acquired(tokens))
+}
 
-    /// Interprets a reply of the script that acquired nothing.
-    fn blocked(&self, i: usize, refusal: ScriptReply) -> Result<AllOrNone<u64>> {
-        let part = self.parts.get(i);
-        let part = part.ok_or_else(|| unexpected_reply(&refusal))?;
-        match refusal {
-            ScriptReply::Bytes(text) => {
-                let said = String::from_utf8_lossy(&text).into_owned();
-                Err(script_error(part.name, said))
-            }
-            other => match part.acquire.decode(single(other)?)? {
-                Outcome::Wait(left) => Ok(AllOrNone::Blocked(i, left)),
-                Outcome::Done(_) => Err(Error::Refused {
-                    reason: "the script reported an acquisition that it had undone".into(),
-                }),
-            },
+/// Interprets a reply of the script that acquired nothing.
+fn blocked(parts: &[Part<'_>], i: usize, refusal: ScriptReply) -> Result<AllOrNone<u64>> {
+    let part = parts.get(i).ok_or_else(|| unexpected_reply(&refusal))?;
+    match refusal {
+        ScriptReply::Bytes(text) => {
+            let said = String::from_utf8_lossy(&text).into_owned();
+            Err(script_error(part.name, said))
         }
+        other => match part.acquire.decode(single(other)?)? {
+            Outcome::Wait(left) => Ok(AllOrNone::Blocked(i, left)),
+            Outcome::Done(_) => Err(Error::Refused {
+                reason: "the script reported an acquisition that it had undone".into(),
+            }),
+        },
     }
 }
 
@@ -64,98 +102,23 @@ fn single(reply: ScriptReply) -> Result<ScriptReply> {
     }
 }
 
-impl Step for AcquireAll<'_> {
-    type Reply = AllOrNone<u64>;
-
-    fn script(&self) -> &'static Script {
-        self.script
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        let mut keys = Keys::new();
-        for part in &self.parts {
-            keys.extend(part.acquire.keys());
-            keys.extend(part.undo.keys());
-        }
-        keys
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let number = |script: &'static Script| {
-            let index = self.scripts.iter().position(|one| *one == script);
-            index.map_or(0, |index| index + 1)
+fn apply(parts: &[Part<'_>], keyspace: &mut Keyspace) -> Result<AllOrNone<u64>> {
+    let mut tokens = Vec::with_capacity(parts.len());
+    for (i, part) in parts.iter().enumerate() {
+        let refusal = match part.acquire.apply(keyspace) {
+            Ok(Outcome::Done(token)) => {
+                tokens.push(token);
+                continue;
+            }
+            Ok(Outcome::Wait(left)) => Ok(AllOrNone::Blocked(i, left)),
+            Err(error) => Err(error),
         };
-        for Part { acquire, undo, .. } in &self.parts {
-            write(args, number(acquire.script()), acquire);
-            write(args, number(undo.script()), undo);
+        for acquired in parts.iter().take(i).rev() {
+            acquired.undo.apply(keyspace)?;
         }
+        return refusal;
     }
-
-    fn decode(&self, reply: ScriptReply) -> Result<AllOrNone<u64>> {
-        let mut all = reply.list()?;
-        if let [ScriptReply::Integer(i), _] = all.as_slice() {
-            let i = usize::try_from(*i).unwrap_or(usize::MAX);
-            return self.blocked(i, all.pop().unwrap_or(ScriptReply::Nil));
-        }
-        if all.len() != self.parts.len() {
-            return Err(unexpected_reply(&ScriptReply::List(all)));
-        }
-        let mut tokens = Vec::with_capacity(all.len());
-        for (part, reply) in self.parts.iter().zip(all) {
-            match part.acquire.decode(single(reply)?)? {
-                Outcome::Done(token) => tokens.push(token),
-                // The script acquired it, because it treats any reply but a number as a success.
-                Outcome::Wait(_) => {
-                    return Err(Error::Refused {
-                        reason: "the script reported a refused acquisition as granted".into(),
-                    });
-                }
-            }
-        }
-        Ok(AllOrNone::Acquired(tokens))
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<AllOrNone<u64>> {
-        let mut tokens = Vec::with_capacity(self.parts.len());
-        for (i, part) in self.parts.iter().enumerate() {
-            let refusal = match part.acquire.apply(keyspace) {
-                Ok(Outcome::Done(token)) => {
-                    tokens.push(token);
-                    continue;
-                }
-                Ok(Outcome::Wait(left)) => Ok(AllOrNone::Blocked(i, left)),
-                Err(error) => Err(error),
-            };
-            for acquired in self.parts.iter().take(i).rev() {
-                acquired.undo.apply(keyspace)?;
-            }
-            return refusal;
-        }
-        Ok(AllOrNone::Acquired(tokens))
-    }
-}
-
-/// Writes one call of a member's script: its number, and the counts of its keys and arguments.
-fn write(args: &mut dyn Args, script: usize, step: &impl Step) {
-    let mut count = ArgCount(0);
-    step.args(&mut count);
-    for number in [script, step.keys().len(), count.0] {
-        args.number(i64::try_from(number).unwrap_or(i64::MAX));
-    }
-    step.args(args);
-}
-
-/// Counts arguments.
-struct ArgCount(usize);
-
-impl Args for ArgCount {
-    fn text(&mut self, _: &str) {
-        self.0 += 1;
-    }
-
-    fn number(&mut self, _: i64) {
-        self.0 += 1;
-    }
+    Ok(AllOrNone::Acquired(tokens))
 }
 
 /// Returns the scripts of these parts, each once.

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::acquire_all::{AcquireAll, Part};
+use super::acquire_all::{Part, acquire_all};
 use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
@@ -278,7 +278,7 @@ impl<'a> MultiLockRequest<'a> {
                     undo: hold.kind.undo(hold, held)?,
                 })
             });
-            AcquireAll::new(parts.collect())
+            acquire_all(parts.collect())
         };
         let blocked = |reply: &AllOrNone<u64>| match reply {
             AllOrNone::Acquired(_) => None,

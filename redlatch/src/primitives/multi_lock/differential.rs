@@ -4,17 +4,17 @@
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::acquire_all::{AcquireAll, Part};
+use super::acquire_all::{Part, acquire_all as acquire_all_step};
 use crate::hold::Hold;
 use crate::primitives::differential::{
     Comparable, Differential, assert_equivalent, assert_reached, hold, lease, time,
 };
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-use crate::primitives::reentrant::rules::Force;
+use crate::primitives::reentrant::rules::force;
 use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;
-use crate::step::{BoxedStep, Outcome, Step as _};
+use crate::step::{Outcome, Step};
 
 /// The locks: some re-entrant, some fenced, some spin locks.
 const NAMES: u8 = 5;
@@ -84,11 +84,11 @@ impl Kind {
         }
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome> {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         match self {
-            Kind::Reentrant(kind) => Box::new(kind.acquire(params)),
-            Kind::Fenced(kind) => Box::new(kind.acquire(params)),
-            Kind::Spin(kind) => Box::new(kind.acquire(params)),
+            Kind::Reentrant(kind) => kind.acquire(params),
+            Kind::Fenced(kind) => kind.acquire(params),
+            Kind::Spin(kind) => kind.acquire(params),
         }
     }
 }
@@ -138,7 +138,7 @@ async fn acquire_all(
         }),
         undo: hold.kind.undo(hold, count - 1).unwrap(),
     });
-    match harness.step(&AcquireAll::new(parts.collect())).await {
+    match harness.step(&acquire_all_step(parts.collect())).await {
         Ok(AllOrNone::Acquired(tokens)) => {
             assert_eq!(tokens.len(), all.len());
             seen.acquired += u32::from(all.len() > 1);
@@ -168,7 +168,7 @@ fn lua_and_rules_agree() {
         Move::Advance { time: n } => harness.advance(time(*n)).await,
         Move::Force { name } => {
             let object = &Kind::new(*name).hold(0).object;
-            let _ = harness.step(&Force { object }).await;
+            let _ = harness.step(&force(object)).await;
         }
         Move::SetForeign { name } => harness.set_foreign(&format!("name-{name}"), 5).await,
     });
@@ -193,7 +193,7 @@ fn same_kinds_share_one_script() {
             }),
             undo: hold.kind.undo(hold, 0).unwrap(),
         });
-        AcquireAll::new(parts.collect()).script().source()
+        acquire_all_step(parts.collect()).script().source()
     };
     assert_eq!(script(&[0, 1]), script(&[4, 3, 0]));
     assert_ne!(script(&[0, 1]), script(&[0, 3]));

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::rules::{Begin, Begun, Finish};
+use super::rules::{Begin, Begun, finish};
 use crate::name::OnceKeys;
 use crate::primitives::differential::{Comparable, aged, assert_equivalent, lease, time};
 
@@ -56,14 +56,11 @@ fn lua_and_rules_agree() {
                 host: "db7",
                 by: &id,
             };
-            let _ = harness.step(&step).await;
+            let _ = harness.step(&step.step()).await;
         }
         Move::Finish { slot, run } => {
-            let step = Finish {
-                keys: &keys(slot),
-                run: &format!("client:{run}"),
-                outcome: "exit code 0",
-            };
+            let (keys, run) = (keys(slot), format!("client:{run}"));
+            let step = finish(&keys, &run, "exit code 0");
             let _ = harness.step(&step).await;
         }
         Move::Advance { time: n } => harness.advance(time(n)).await,

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use self::rules::{Begin, Begun, Finish, Record};
+use self::rules::{Begin, Begun, Record, finish};
 use crate::client_registry::shortened;
 use crate::environment::{process_info, random};
 use crate::error::{Error, Result};
@@ -187,7 +187,7 @@ impl Once {
             .unwrap_or(&process.program);
         let by = format!("{program}@{} (pid {})", process.host, process.pid);
         let id = format!("{}:{}", self.session.id.as_str(), random());
-        let step = Begin {
+        let begin = Begin {
             run: Some(&id),
             host: shortened(&process.host),
             by: shortened(&by),
@@ -198,7 +198,7 @@ impl Once {
         let answer = self
             .session
             .store
-            .run(&step, None, delivery, &progress)
+            .run(&begin.step(), None, delivery, &progress)
             .await?;
         if let Some(earlier) = self.already_ran(answer.reply) {
             return Ok(Err(earlier));
@@ -253,7 +253,11 @@ impl Once {
     ///
     /// As [`Once::begin`].
     pub async fn earlier_run(&self) -> Result<Option<AlreadyRan>> {
-        let reply = self.session.store.run_idempotent(&self.look()?).await?;
+        let reply = self
+            .session
+            .store
+            .run_idempotent(&self.look()?.step())
+            .await?;
         Ok(self.already_ran(reply))
     }
 
@@ -346,11 +350,7 @@ impl OnceRun {
             self.id.clone(),
         );
         async move {
-            let step = Finish {
-                keys: &keys,
-                run: &run,
-                outcome: shortened(&outcome),
-            };
+            let step = finish(&keys, &run, shortened(&outcome));
             store.run_urgent(&step).await
         }
     }

@@ -21,29 +21,15 @@
 
 use std::collections::BTreeMap;
 
-use smallvec::smallvec;
-
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::{ObjectKeys, OnceKeys};
 use crate::primitives::lock::rules::wrong_kind;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+use crate::step::{ScriptReply, Step, args, script};
 
 /// The fields of a record.
 type Fields = BTreeMap<String, String>;
-
-/// Begins the run of a slot unless it has a run already.
-pub(super) struct Begin<'a> {
-    pub(super) keys: &'a OnceKeys,
-    /// The id of the run; `None`: only looks.
-    pub(super) run: Option<&'a str>,
-    /// The length of a slot; `None`: the key is that of one slot.
-    pub(super) slot: Option<Lease>,
-    pub(super) time_to_live: Lease,
-    pub(super) host: &'a str,
-    pub(super) by: &'a str,
-}
 
 /// The reply to [`Begin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,28 +52,31 @@ pub(super) struct Record {
     pub(super) outcome: String,
 }
 
-impl Step for Begin<'_> {
-    type Reply = Begun;
+/// Begins the run of a slot unless it has a run already.
+#[derive(Clone, Copy)]
+pub(super) struct Begin<'a> {
+    pub(super) keys: &'a OnceKeys,
+    /// The id of the run; `None`: only looks.
+    pub(super) run: Option<&'a str>,
+    /// The length of a slot; `None`: the key is that of one slot.
+    pub(super) slot: Option<Lease>,
+    pub(super) time_to_live: Lease,
+    pub(super) host: &'a str,
+    pub(super) by: &'a str,
+}
 
-    fn script(&self) -> &'static Script {
-        script!("../expire.lua", "begin.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![&*self.keys.record]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.run.unwrap_or_default());
-        args.number(self.slot.map_or(0, Lease::millis));
-        args.number(self.time_to_live.millis());
-        args.text(self.host);
-        args.text(self.by);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Begun> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(not_a_record(&self.keys.object)),
+impl<'a> Begin<'a> {
+    pub(super) fn step(self) -> Step<'a, Begun> {
+        let object = &self.keys.object;
+        let args = args![
+            self.run.unwrap_or_default(),
+            self.slot.map_or(0, Lease::millis),
+            self.time_to_live,
+            self.host,
+            self.by,
+        ];
+        let decode = |reply| match reply {
+            ScriptReply::Integer(-1) => Err(not_a_record(object)),
             ScriptReply::Integer(0) => Ok(Begun::Vacant),
             ScriptReply::Integer(_) => Ok(Begun::New),
             other => {
@@ -101,22 +90,32 @@ impl Step for Begin<'_> {
                     outcome: outcome.text()?,
                 }))
             }
-        }
+        };
+        Step::new(
+            script!("../expire.lua", "begin.lua"),
+            [&*self.keys.record],
+            args,
+            decode,
+            move |keyspace| self.apply(keyspace),
+        )
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<Begun> {
+        let Begin {
+            keys, run, slot, ..
+        } = *self;
         let now = keyspace.now_ms();
-        let key = &*self.keys.record;
+        let key = &*keys.record;
         if let Some(found) = keyspace.find::<Fields>(key)? {
             let text = |field| found.value.get(field).cloned();
             let began = text("began").and_then(|began| began.parse::<i64>().ok());
             let Some((run, began)) = text("run").zip(began) else {
-                return Err(not_a_record(&self.keys.object));
+                return Err(not_a_record(&keys.object));
             };
             if self.run == Some(&*run) {
                 return Ok(Begun::New);
             }
-            let is_of_slot = self.slot.is_none_or(|slot| {
+            let is_of_slot = slot.is_none_or(|slot| {
                 now.div_euclid(slot.millis()) <= began.div_euclid(slot.millis())
             });
             if is_of_slot {
@@ -130,7 +129,7 @@ impl Step for Begin<'_> {
                 }));
             }
         }
-        let Some(run) = self.run else {
+        let Some(run) = run else {
             return Ok(Begun::Vacant);
         };
         let fields = [
@@ -146,49 +145,29 @@ impl Step for Begin<'_> {
     }
 }
 
-/// Records the outcome of a run.
-pub(super) struct Finish<'a> {
-    pub(super) keys: &'a OnceKeys,
-    pub(super) run: &'a str,
-    pub(super) outcome: &'a str,
-}
-
-impl Step for Finish<'_> {
-    /// Whether the record is that of this run.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("finish.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![&*self.keys.record]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.run);
-        args.text(self.outcome);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let now = keyspace.now_ms();
-        let Some(found) = keyspace.find::<Fields>(&self.keys.record)? else {
-            return Ok(false);
-        };
-        if found.value.get("run").is_none_or(|run| run != self.run) {
-            return Ok(false);
-        }
-        if !found.value.contains_key("ended") {
-            let outcome = self.outcome.to_owned();
-            found.value.insert("ended".to_owned(), now.to_string());
-            found.value.insert("outcome".to_owned(), outcome);
-        }
-        Ok(true)
-    }
+/// Records the outcome of a run. Replies whether the record is that of this run.
+pub(super) fn finish<'a>(keys: &'a OnceKeys, run: &'a str, outcome: &'a str) -> Step<'a, bool> {
+    Step::new(
+        script!("finish.lua"),
+        [&*keys.record],
+        args![run, outcome],
+        ScriptReply::flag,
+        move |keyspace| {
+            let now = keyspace.now_ms();
+            let Some(found) = keyspace.find::<Fields>(&keys.record)? else {
+                return Ok(false);
+            };
+            if found.value.get("run").is_none_or(|found| found != run) {
+                return Ok(false);
+            }
+            if !found.value.contains_key("ended") {
+                let outcome = outcome.to_owned();
+                found.value.insert("ended".to_owned(), now.to_string());
+                found.value.insert("outcome".to_owned(), outcome);
+            }
+            Ok(true)
+        },
+    )
 }
 
 fn not_a_record(object: &ObjectKeys) -> crate::Error {

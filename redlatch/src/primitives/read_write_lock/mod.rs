@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-pub(crate) use self::rules::Inspect;
-use self::rules::{Force, read, wake_all, write};
+pub(crate) use self::rules::inspect;
+use self::rules::{force, read, wake_all, write};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{
     Hold, HoldKind, PeriodId, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams,
@@ -24,10 +24,10 @@ use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, ReadWriteKeys};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::reentrant::reassign::Reassign;
-use crate::primitives::reentrant::transfer::Transfer;
+use crate::primitives::reentrant::reassign::reassign;
+use crate::primitives::reentrant::transfer::transfer;
 use crate::session::Session;
-use crate::step::{BoxedStep, MapReply, Outcome, Step};
+use crate::step::{Outcome, Step};
 use crate::wait::QueueKind;
 
 /// A lock that either many readers or one writer holds (Redisson: `RReadWriteLock`).
@@ -329,9 +329,8 @@ impl HoldKind for Read {
         read::renew(keyspace, &self.keys, hold, lease).map(Into::into)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
-        let keys = &self.keys;
-        Box::new(read::Release { keys, params })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        read::release(&self.keys, params)
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
@@ -342,15 +341,11 @@ impl HoldKind for Read {
 impl Rules for Read {
     const QUEUE: QueueKind = QueueKind::Shared;
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         // An owner that already reads keeps that hold, even if its write hold is lost now.
         let required = self.required.as_ref().filter(|_| params.count == 1);
-        let step = read::Acquire {
-            params,
-            keys: &self.keys,
-            prefers_writers: self.prefers_writers,
-        };
-        MapReply(step, move |outcome| match required {
+        let step = read::acquire(params, &self.keys, self.prefers_writers);
+        step.map(move |outcome| match required {
             Some(required) => required.check(outcome),
             None => Ok(outcome),
         })
@@ -367,14 +362,12 @@ impl Rules for Read {
         }
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let (keys, side) = (&*self.keys, Mode::Read);
-        Inspect { keys, side }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        inspect(&self.keys, Mode::Read)
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let (keys, side) = (&*self.keys, Mode::Read);
-        Force { keys, side }
+    fn force(&self) -> Step<'_, bool> {
+        force(&self.keys, Mode::Read)
     }
 }
 
@@ -417,13 +410,8 @@ impl HoldKind for Write {
         write::renew(keyspace, hold, lease)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
-        let keys = &self.keys;
-        Box::new(write::Release {
-            keys,
-            params,
-            requests: params.requests_key(),
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        write::release(&self.keys, params)
     }
 
     /// A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
@@ -431,29 +419,18 @@ impl HoldKind for Write {
         self.blocks_readers_for.is_none()
     }
 
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
-        let step = Transfer {
-            requests: params.from.object.requests_key(),
-            params,
-            token_key: None,
-            of_writer: true,
-        };
-        self.can_transfer()
-            .then(|| Box::new(step) as BoxedStep<'a, _>)
+    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
+        self.can_transfer().then(|| transfer(params, None, true))
     }
 
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
         let object = &params.hold.object;
-        Some(Box::new(Reassign {
-            params,
-            script: write::reassign_script(),
-            channel: object.channel(),
-            wake: |keyspace: &mut Keyspace| {
-                wake_all(keyspace, object);
-                Ok(())
-            },
-            of_writer: true,
-        }))
+        let wake = |keyspace: &mut Keyspace| {
+            wake_all(keyspace, object);
+            Ok(())
+        };
+        let script = write::reassign_script();
+        Some(reassign(params, script, object.channel(), wake, true))
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
@@ -466,22 +443,21 @@ impl Rules for Write {
         self.can_transfer()
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        write::Acquire {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        let acquire = write::Acquire {
             params,
             keys: &self.keys,
             blocks_readers_for: self.blocks_readers_for,
-        }
+        };
+        acquire.step()
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let (keys, side) = (&*self.keys, Mode::Write);
-        Inspect { keys, side }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        inspect(&self.keys, Mode::Write)
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let (keys, side) = (&*self.keys, Mode::Write);
-        Force { keys, side }
+    fn force(&self) -> Step<'_, bool> {
+        force(&self.keys, Mode::Write)
     }
 
     fn waiter_ttl(&self) -> Option<Lease> {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::hold::HoldKind as _;
 use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-use crate::session::CheckHandOver;
+use crate::session::check_hand_over;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -117,10 +117,7 @@ fn lua_and_rules_agree() {
             Move::CheckHandOver { owner } => {
                 let hold = &of(owner);
                 let _ = harness
-                    .step(&CheckHandOver {
-                        object: &hold.object,
-                        hold: Some(hold),
-                    })
+                    .step(&check_hand_over(&hold.object, Some(hold)))
                     .await;
             }
             Move::Subscribe { subscribes } => {

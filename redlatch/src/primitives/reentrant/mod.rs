@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use self::reassign::Reassign;
-use self::transfer::Transfer;
+use self::reassign::reassign;
+use self::transfer::transfer;
 use crate::error::Result;
 use crate::hold::{
     Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams, Transferred,
@@ -22,11 +22,11 @@ use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::fair_lock::ServeQueue;
+use crate::primitives::fair_lock::serve_queue;
 use crate::primitives::lock::{
     AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Reentrant, Rules,
 };
-use crate::step::{BoxedStep, Outcome, Step};
+use crate::step::{Outcome, Step};
 
 impl OwnedKind for Reentrant {}
 impl HasMinimum for Lock<Reentrant> {}
@@ -91,66 +91,39 @@ impl<K: ReentrantHolds> HoldKind for K {
         Ok(renewed)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
-        Box::new(rules::Release {
-            params,
-            wakes_waiter: K::WAKES_WAITERS,
-            requests: params.requests_key(),
-            restored_lease: None,
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        rules::release(params, K::WAKES_WAITERS)
     }
 
     fn can_transfer(&self) -> bool {
         K::TRANSFERS
     }
 
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
-        let token_key = self.token_key();
-        let of_writer = false;
-        let step = Transfer {
-            requests: params.from.object.requests_key(),
-            params,
-            token_key,
-            of_writer,
-        };
-        K::TRANSFERS.then(|| Box::new(step) as BoxedStep<'a, _>)
+    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
+        K::TRANSFERS.then(|| transfer(params, self.token_key(), false))
     }
 
-    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<BoxedStep<'a, ()>> {
-        K::TRANSFERS.then(|| Box::new(ServeQueue::new(object.clone())) as BoxedStep<'a, _>)
+    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<Step<'a, ()>> {
+        K::TRANSFERS.then(|| serve_queue(object.clone()))
     }
 
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
         let object = &params.hold.object;
-        Some(Box::new(Reassign {
-            params,
-            script: reassign::script(),
-            channel: if K::WAKES_WAITERS {
-                object.channel()
-            } else {
-                ""
-            },
-            wake: |keyspace: &mut Keyspace| {
-                keyspace.publish(object.channel(), 0);
-                Ok(())
-            },
-            of_writer: false,
-        }))
+        let channel = match K::WAKES_WAITERS {
+            true => object.channel(),
+            false => "",
+        };
+        let wake = |keyspace: &mut Keyspace| {
+            keyspace.publish(object.channel(), 0);
+            Ok(())
+        };
+        Some(reassign(params, reassign::script(), channel, wake, false))
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
-        let lease = None;
-        let left = hold
-            .state()
-            .period
-            .end
-            .saturating_duration_since(Instant::now());
-        Some(Box::new(rules::Release {
-            params: ReleaseParams { hold, keep, lease },
-            wakes_waiter: false,
-            requests: None,
-            restored_lease: Some(Lease::from_remaining(left)),
-        }))
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {
+        let end = hold.state().period.end;
+        let left = end.saturating_duration_since(Instant::now());
+        Some(rules::undo(hold, keep, Lease::from_remaining(left)))
     }
 }
 
@@ -159,17 +132,15 @@ impl Rules for Reentrant {
         true
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        rules::Acquire(params)
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        rules::acquire(params)
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let object = &self.object;
-        rules::Inspect { object }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        rules::inspect(&self.object)
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let object = &self.object;
-        rules::Force { object }
+    fn force(&self) -> Step<'_, bool> {
+        rules::force(&self.object)
     }
 }

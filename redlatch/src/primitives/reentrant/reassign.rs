@@ -27,27 +27,14 @@
 
 use std::time::Duration;
 
-use smallvec::smallvec;
-
 use super::rules::was_deleted;
 use crate::error::{Error, Result};
-use crate::hold::{ReassignParams, Renewed, requests};
+use crate::hold::{Hold, ReassignParams, Renewed, requests};
 use crate::keyspace::{Holds, Keyspace};
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+use crate::step::{Script, ScriptReply, Step, args, script};
 
-/// Puts another owner in the place of the holder.
-pub(crate) struct Reassign<'a, W> {
-    pub(crate) params: ReassignParams<'a>,
-    pub(crate) script: &'static Script,
-    /// The channel of the waiters; empty if they do not subscribe.
-    pub(crate) channel: &'a str,
-    /// Wakes a waiter.
-    pub(crate) wake: W,
-    /// Whether this is the write side of a read-write lock.
-    pub(crate) of_writer: bool,
-}
-
-/// Number of fields of the hash of a read-write lock whose writer does not read: `mode` and the writer.
+/// Number of fields of the hash of a read-write lock whose writer does not read: `mode` and the
+/// writer.
 const FIELDS_OF_WRITER: usize = 2;
 
 /// Returns the script of locks whose waiters subscribe to the lock's channel, or do not subscribe.
@@ -55,67 +42,46 @@ pub(crate) fn script() -> &'static Script {
     script!("wake.lua", "reassign.lua")
 }
 
-impl<W> Reassign<'_, W> {
-    /// The feared interleaving: a request of the writer for the read side is granted just before. It would read while
-    /// the other owner writes.
-    fn also_reads(&self) -> Error {
-        Error::NotMovable {
-            name: self.params.hold.object.name().to_owned(),
-            reason: "its owner also reads; release the read side first",
+/// Puts another owner in the place of the holder. Replies whether the other owner holds the lock
+/// now. `channel`: the channel of the waiters; empty if they do not subscribe. `wake`: wakes a
+/// waiter. `of_writer`: whether this is the write side of a read-write lock.
+pub(crate) fn reassign<'a>(
+    params: ReassignParams<'a>,
+    script: &'static Script,
+    channel: &'a str,
+    wake: impl Fn(&mut Keyspace) -> Result<()> + Send + Sync + 'a,
+    of_writer: bool,
+) -> Step<'a, bool> {
+    let hold = params.hold;
+    let requests = params.requests_key();
+    let mut args = args![
+        &*hold.field,
+        channel,
+        params.to.clone(),
+        params.lease,
+        requests.clone().unwrap_or_default(),
+        i64::from(params.unless_asked),
+    ];
+    if of_writer {
+        args.push((FIELDS_OF_WRITER as i64).into());
+    }
+    let decode = |reply| match reply {
+        ScriptReply::Integer(-1) => Err(also_reads(hold)),
+        ScriptReply::Integer(-2) => Err(asked(hold, None)),
+        ScriptReply::Integer(left @ 2..) => {
+            let left = u64::try_from(left - 2).unwrap_or_default();
+            Err(asked(hold, Some(Duration::from_millis(left))))
         }
-    }
-
-    fn asked(&self, left: Option<Duration>) -> Error {
-        let name = self.params.hold.object.name().to_owned();
-        Error::Asked { name, left }
-    }
-}
-
-impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> {
-    /// Whether the other owner holds the lock now.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        self.script
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.params.hold.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.params.hold.field);
-        args.text(self.channel);
-        args.text(&self.params.to);
-        args.number(self.params.lease.millis());
-        args.text(self.params.requests_key().as_deref().unwrap_or_default());
-        args.number(self.params.unless_asked.into());
-        if self.of_writer {
-            args.number(FIELDS_OF_WRITER as i64);
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(self.also_reads()),
-            ScriptReply::Integer(-2) => Err(self.asked(None)),
-            ScriptReply::Integer(left @ 2..) => {
-                let left = u64::try_from(left - 2).unwrap_or_default();
-                Err(self.asked(Some(Duration::from_millis(left))))
-            }
-            other => other.flag(),
-        }
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        other => other.flag(),
+    };
+    let apply = move |keyspace: &mut Keyspace| {
         let ReassignParams {
-            hold,
             to,
             lease,
             unless_asked,
-        } = &self.params;
-        let requests = self.params.requests_key();
-        let asked = requests::find(keyspace, hold);
+            ..
+        } = &params;
+        let request = requests::find(keyspace, hold);
         let mut held = false;
         if let Some(mut holds) = keyspace.find::<Holds>(hold.object.key())? {
             let Holds { counts, mode } = &mut *holds.value;
@@ -125,14 +91,14 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> 
             }
             let fields = counts.len() + usize::from(mode.is_some());
             held = counts.contains_key(&*hold.field);
-            if held && self.of_writer && fields != FIELDS_OF_WRITER {
-                return Err(self.also_reads());
+            if held && of_writer && fields != FIELDS_OF_WRITER {
+                return Err(also_reads(hold));
             }
             if held
                 && *unless_asked
-                && let Renewed::Asked { limit } = asked
+                && let Renewed::Asked { limit } = request
             {
-                return Err(self.asked(limit));
+                return Err(asked(hold, limit));
             }
             if held {
                 counts.remove(&*hold.field);
@@ -143,9 +109,24 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> 
         if !unless_asked {
             requests::remove(keyspace, requests.as_deref(), &hold.field);
         }
-        if !self.channel.is_empty() && (held || was_deleted(keyspace, held, &hold.object)) {
-            (self.wake)(keyspace)?;
+        if !channel.is_empty() && (held || was_deleted(keyspace, held, &hold.object)) {
+            wake(keyspace)?;
         }
         Ok(held)
+    };
+    Step::new(script, [hold.object.key()], args, decode, apply)
+}
+
+/// The feared interleaving: a request of the writer for the read side is granted just before. It
+/// would read while the other owner writes.
+fn also_reads(hold: &Hold) -> Error {
+    Error::NotMovable {
+        name: hold.object.name().to_owned(),
+        reason: "its owner also reads; release the read side first",
     }
+}
+
+fn asked(hold: &Hold, left: Option<Duration>) -> Error {
+    let name = hold.object.name().to_owned();
+    Error::Asked { name, left }
 }

@@ -1,4 +1,5 @@
-//! The lock's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
+//! The lock's steps in Rust, which the embedded store runs. Each has a Lua script that does the
+//! same.
 //!
 //! State: a hash owner -> hold count, whose expiry is the lease. At most one owner has a field.
 //!
@@ -8,9 +9,10 @@
 //! * Release: set the owner's count to the number of holds to keep, with 0 delete the hash, and
 //!   then publish to wake one waiter. If another client deleted the hash, publish as well, because
 //!   no other step wakes the waiters.
-//! * Transfer: put a waiter of the same client in the place of the owner, unless other clients wait.
-//! * Renew: extend the expiry if the owner has a field, but not beyond the time until which it may be renewed, if it was
-//!   asked to release the lock.
+//! * Transfer: put a waiter of the same client in the place of the owner, unless other clients
+//!   wait.
+//! * Renew: extend the expiry if the owner has a field, but not beyond the time until which it may
+//!   be renewed, if it was asked to release the lock.
 //! * Force: delete the hash and publish.
 //!
 //! Steps carry the resulting count instead of a difference, so that sending a step twice has the
@@ -18,8 +20,6 @@
 
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-use smallvec::smallvec;
 
 use crate::error::Result;
 use crate::hold::requests;
@@ -31,37 +31,24 @@ use crate::primitives::lock::rules::{
     FOREIGN_HASH, NO_EXPIRY, READ_WRITE, is_held, parse_forced, parse_holder, wrong_kind,
 };
 use crate::primitives::lock::{AcquireParams, Holder};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
+use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.
-pub(crate) struct Acquire<'a>(pub(crate) AcquireParams<'a>);
-
-impl Step for Acquire<'_> {
-    type Reply = Outcome;
-
-    fn script(&self) -> &'static Script {
-        script!(batchable(1, 2) "../expire.lua", "acquire.lua")
+pub(crate) fn acquire(params: AcquireParams<'_>) -> Step<'_, Outcome> {
+    let AcquireParams {
+        hold, count, lease, ..
+    } = params;
+    let mut args = args![&*hold.field, lease];
+    if count > 1 {
+        args.push(count.into());
     }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.0.hold.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.0.hold.field);
-        args.number(self.0.lease.millis());
-        if self.0.count > 1 {
-            args.number(self.0.count.into());
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        parse_outcome(&self.0.hold.object, reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
-        try_acquire(keyspace, self.0)
-    }
+    Step::new(
+        script!(batchable(1, 2) "../expire.lua", "acquire.lua"),
+        [hold.object.key()],
+        args,
+        |reply| parse_outcome(&hold.object, reply),
+        move |keyspace| try_acquire(keyspace, params),
+    )
 }
 
 /// Interprets the reply of an acquisition: nil if it is held now, else how long to wait.
@@ -108,71 +95,57 @@ pub(crate) fn try_acquire(keyspace: &mut Keyspace, params: AcquireParams<'_>) ->
     Ok(Outcome::ACQUIRED)
 }
 
-/// Sets an owner's hold count to the number of holds to keep; 0 releases the lock.
-pub(crate) struct Release<'a> {
-    pub(crate) params: ReleaseParams<'a>,
-    /// Whether to wake a waiter.
-    pub(crate) wakes_waiter: bool,
-    /// The key of the requests from which a full release removes the owner, if it has to.
-    pub(crate) requests: Option<String>,
-    /// The remaining part of the previous lease, if this undoes an acquisition.
-    pub(crate) restored_lease: Option<Lease>,
+/// Sets an owner's hold count to the number of holds to keep; 0 releases the lock. Replies whether
+/// the owner held it. `wakes_waiter`: whether to wake a waiter.
+pub(crate) fn release(params: ReleaseParams<'_>, wakes_waiter: bool) -> Step<'_, bool> {
+    release_and(params, wakes_waiter, params.requests_key(), None)
 }
 
-impl Step for Release<'_> {
-    /// Whether the owner held the lock.
-    type Reply = bool;
+/// Undoes an acquisition: sets the hold count back to `keep`, and the lease to `restored_lease`,
+/// what is left of the previous one.
+pub(crate) fn undo(hold: &Hold, keep: u32, restored_lease: Lease) -> Step<'_, bool> {
+    let lease = None;
+    let params = ReleaseParams { hold, keep, lease };
+    release_and(params, false, None, Some(restored_lease))
+}
 
-    fn script(&self) -> &'static Script {
-        match self.requests {
-            None => script!(batchable(1, 2) "release.lua"),
-            // The same script, but batches of it have another number of arguments.
-            Some(_) => script!(batchable(1, 3) "release.lua"),
-        }
+fn release_and(
+    params: ReleaseParams<'_>,
+    wakes_waiter: bool,
+    requests: Option<String>,
+    restored_lease: Option<Lease>,
+) -> Step<'_, bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let object = &hold.object;
+    let channel = if wakes_waiter { object.channel() } else { "" };
+    let mut args = args![&*hold.field, channel];
+    if keep > 0 {
+        args.extend(args![keep, lease.map_or(0, Lease::millis)]);
+        args.extend(restored_lease.map(Arg::from));
+    } else {
+        args.extend(requests.clone().map(Arg::from));
     }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.params.hold.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        args.text(&hold.field);
-        args.text(match self.wakes_waiter {
-            true => hold.object.channel(),
-            false => "",
-        });
-        if keep > 0 {
-            args.number(keep.into());
-            args.number(lease.map_or(0, Lease::millis));
-            if let Some(restored_lease) = self.restored_lease {
-                args.number(restored_lease.millis());
-            }
-        } else if let Some(requests) = &self.requests {
-            args.text(requests);
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let object = &self.params.hold.object;
-        requests::remove(keyspace, self.requests.as_deref(), &self.params.hold.field);
-        let held = set_hold_count(keyspace, self.params)?;
-        let released = held && self.params.keep == 0;
-        if self.wakes_waiter && (released || was_deleted(keyspace, held, object)) {
+    let script = match requests {
+        None => script!(batchable(1, 2) "release.lua"),
+        // The same script, but batches of it have another number of arguments.
+        Some(_) => script!(batchable(1, 3) "release.lua"),
+    };
+    let apply = move |keyspace: &mut Keyspace| {
+        requests::remove(keyspace, requests.as_deref(), &hold.field);
+        let held = set_hold_count(keyspace, params)?;
+        let released = held && keep == 0;
+        if wakes_waiter && (released || was_deleted(keyspace, held, object)) {
             keyspace.publish(object.channel(), 0);
         }
         if held
-            && let Some(restored_lease) = self.restored_lease
+            && let Some(restored_lease) = restored_lease
             && let Some(mut holds) = keyspace.find::<Holds>(object.key())?
         {
             holds.shorten_to(restored_lease.duration());
         }
         Ok(held)
-    }
+    };
+    Step::new(script, [object.key()], args, ScriptReply::flag, apply)
 }
 
 /// Sets an owner's hold count in a lock's hash. Returns whether it held the lock.
@@ -221,73 +194,45 @@ pub(crate) fn renew(keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) 
     }
 }
 
-/// Releases the lock whichever owner holds it.
-pub(crate) struct Force<'a> {
-    pub(crate) object: &'a ObjectKeys,
-}
-
-impl Step for Force<'_> {
-    /// Whether it was held.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!("force.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        parse_forced(self.object, reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let held = is_held(keyspace, self.object)?;
-        if held {
-            keyspace.remove(self.object.key());
-            keyspace.publish(self.object.channel(), 0);
-        }
-        Ok(held)
-    }
+/// Releases the lock whichever owner holds it. Replies whether it was held.
+pub(crate) fn force(object: &ObjectKeys) -> Step<'_, bool> {
+    Step::new(
+        script!("force.lua"),
+        [object.key()],
+        args![object.channel()],
+        |reply| parse_forced(object, reply),
+        |keyspace| {
+            let held = is_held(keyspace, object)?;
+            if held {
+                keyspace.remove(object.key());
+                keyspace.publish(object.channel(), 0);
+            }
+            Ok(held)
+        },
+    )
 }
 
 /// Returns the holder of the lock, with its hold count and remaining lease.
-pub(crate) struct Inspect<'a> {
-    pub(crate) object: &'a ObjectKeys,
-}
-
-impl Step for Inspect<'_> {
-    type Reply = Vec<Holder>;
-
-    fn script(&self) -> &'static Script {
-        script!("inspect.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
-        match reply {
+pub(crate) fn inspect(object: &ObjectKeys) -> Step<'_, Vec<Holder>> {
+    Step::new(
+        script!("inspect.lua"),
+        [object.key()],
+        args![],
+        |reply| match reply {
             ScriptReply::Nil => Ok(Vec::new()),
-            ScriptReply::Integer(_) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            ScriptReply::Integer(_) => Err(wrong_kind(object, FOREIGN_HASH)),
             other => Ok(vec![parse_holder(other)?]),
-        }
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Holder>> {
-        is_held(keyspace, self.object)?;
-        let Some(holds) = keyspace.find::<Holds>(self.object.key())? else {
-            return Ok(Vec::new());
-        };
-        let remaining = holds.remaining();
-        let holder =
-            |(owner, count): (&String, &u32)| Holder::new(owner.as_str().into(), *count, remaining);
-        Ok(holds.value.counts.iter().map(holder).collect())
-    }
+        },
+        |keyspace| {
+            is_held(keyspace, object)?;
+            let Some(holds) = keyspace.find::<Holds>(object.key())? else {
+                return Ok(Vec::new());
+            };
+            let remaining = holds.remaining();
+            let holder = |(owner, count): (&String, &u32)| {
+                Holder::new(owner.as_str().into(), *count, remaining)
+            };
+            Ok(holds.value.counts.iter().map(holder).collect())
+        },
+    )
 }

@@ -1,55 +1,39 @@
-//! The step that puts a waiter of the same client in the place of the owner, for all kinds of lock with this step: the
-//! re-entrant and the fenced lock, and the write side of a read-write lock.
+//! The step that puts a waiter of the same client in the place of the owner, for all kinds of lock
+//! with this step: the re-entrant and the fenced lock, and the write side of a read-write lock.
 
 use std::collections::BTreeMap;
 
-use crate::error::Result;
 use crate::hold::{OtherClients, Renewed, TransferParams, Transferred};
 use crate::hold::{fair_waiters, requests};
 use crate::keyspace::{FoundKey, Holds, Keyspace};
 use crate::primitives::fenced_lock::token;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script, unexpected_reply};
+use crate::step::{ScriptReply, Step, args, script, unexpected_reply};
 
 /// Passes the lock on to a waiter of the same client, unless other clients wait or ask for it.
-pub(crate) struct Transfer<'a> {
-    pub(crate) params: TransferParams<'a>,
-    /// The key of the requests to release the lock. The hold of an owner that has one does not pass on.
-    pub(crate) requests: String,
-    /// The key of the fencing token, if there is one.
-    pub(crate) token_key: Option<&'a str>,
-    /// Whether this is the write side of a read-write lock.
-    pub(crate) of_writer: bool,
-}
-
-impl Step for Transfer<'_> {
-    type Reply = Transferred;
-
-    fn script(&self) -> &'static Script {
-        script!("../../hold/fair_waiters.lua", "transfer.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        let keys = [self.params.from.object.key()].into_iter();
-        keys.chain(self.token_key).collect()
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let TransferParams {
-            from,
-            to,
-            lease,
-            own_subscriptions,
-        } = self.params;
-        args.text(&from.field);
-        args.text(from.object.channel());
-        args.text(&to.field);
-        args.number(lease.millis());
-        args.number(own_subscriptions.map_or(-1, i64::from));
-        args.number(if self.of_writer { 2 } else { 1 });
-        args.text(&self.requests);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Transferred> {
+/// `token_key`: the key of the fencing token, if there is one. `of_writer`: whether this is the
+/// write side of a read-write lock.
+pub(crate) fn transfer<'a>(
+    params: TransferParams<'a>,
+    token_key: Option<&'a str>,
+    of_writer: bool,
+) -> Step<'a, Transferred> {
+    let TransferParams {
+        from,
+        to,
+        lease,
+        own_subscriptions,
+    } = params;
+    let object = &from.object;
+    let args = args![
+        &*from.field,
+        object.channel(),
+        &*to.field,
+        lease,
+        own_subscriptions.map_or(-1, i64::from),
+        if of_writer { 2u32 } else { 1 },
+        object.requests_key(),
+    ];
+    let decode = move |reply| {
         Ok(match reply {
             ScriptReply::Integer(-2) => Transferred::NotHeld,
             ScriptReply::Integer(_) => Transferred::Kept {
@@ -65,7 +49,7 @@ impl Step for Transfer<'_> {
             }
             token => {
                 let text = token.text()?;
-                let token = match self.token_key {
+                let token = match token_key {
                     None => Some(0),
                     Some(_) => token::parse(&text),
                 };
@@ -73,16 +57,8 @@ impl Step for Transfer<'_> {
                 Transferred::ToWaiter { token }
             }
         })
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Transferred> {
-        let TransferParams {
-            from,
-            to,
-            lease,
-            own_subscriptions,
-        } = self.params;
-        let object = &from.object;
+    };
+    let apply = move |keyspace: &mut Keyspace| {
         let is_asked = requests::find(keyspace, from) != Renewed::Held;
         let subscribers = keyspace.subscriber_count(object.channel());
         let queued = fair_waiters::count(keyspace, object);
@@ -91,8 +67,7 @@ impl Step for Transfer<'_> {
         let Some(holds) = found.filter(is_owned) else {
             return Ok(Transferred::NotHeld);
         };
-        let is_only_hold =
-            holds.value.counts.len() == 1 && holds.value.mode.is_some() == self.of_writer;
+        let is_only_hold = holds.value.counts.len() == 1 && holds.value.mode.is_some() == of_writer;
         let others = own_subscriptions.map_or_else(OtherClients::default, |own| OtherClients {
             count: subscribers.saturating_sub(own as usize) + queued,
             in_queue: queued > 0,
@@ -100,7 +75,7 @@ impl Step for Transfer<'_> {
         if others.count > 0 || !is_only_hold || is_asked {
             return Ok(Transferred::Kept { others });
         }
-        let token = match self.token_key {
+        let token = match token_key {
             None => 0,
             Some(key) => {
                 let Some(next) = token::next(keyspace, key) else {
@@ -117,5 +92,8 @@ impl Step for Transfer<'_> {
             holds.expire_after(lease.duration());
         }
         Ok(Transferred::ToWaiter { token })
-    }
+    };
+    let script = script!("../../hold/fair_waiters.lua", "transfer.lua");
+    let keys = [object.key()].into_iter().chain(token_key);
+    Step::new(script, keys, args, decode, apply)
 }

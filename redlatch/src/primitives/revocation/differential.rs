@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::ask::Ask;
+use super::ask::ask as ask_step;
 use crate::Client;
 use crate::hold::{Hold, HoldKind as _};
 use crate::name::{KeyLayout, ObjectKeys};
@@ -11,7 +11,7 @@ use crate::primitives::differential::{
 };
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules};
-use crate::session::CheckHandOver;
+use crate::session::check_hand_over;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -82,11 +82,7 @@ fn assert_kind_equivalent<K: Rules + Clone>(object: &ObjectKeys, kind: &K, can_r
         moves(),
         async |harness: &mut Differential, one: &Move| match one.clone() {
             Move::Ask { limit } => {
-                let ask = Ask {
-                    object,
-                    requests: &requests,
-                    limit: limit.map(time),
-                };
+                let ask = ask_step(object, &requests, limit.map(time));
                 let _ = harness.step(&ask).await;
             }
             Move::Acquire {
@@ -130,7 +126,7 @@ fn assert_kind_equivalent<K: Rules + Clone>(object: &ObjectKeys, kind: &K, can_r
                 // Other subscribers are those of the harness.
                 harness.subscribe_only([object.channel().to_owned()]).await;
                 let hold = Some(&of(owner, false));
-                let _ = harness.step(&CheckHandOver { object, hold }).await;
+                let _ = harness.step(&check_hand_over(object, hold)).await;
             }
             Move::Advance { time: n } => harness.advance(time(n)).await,
             Move::SetForeign { of_requests: true } => harness.set_foreign(&requests, 5).await,

@@ -44,7 +44,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::ask::Ask;
+use self::ask::ask;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, PeriodId, Renewed};
 use crate::join::Boxed;
@@ -59,7 +59,7 @@ use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
 use crate::wait::{Limits, private_object};
-use crate::watchdog::Renew;
+use crate::watchdog::renew_holds;
 
 /// How often [`Lock::released_by`] looks, because fair and spin locks do not publish each release.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -158,11 +158,7 @@ impl<K: Revocable> Lock<K> {
         let (store, object) = (self.session.store.clone(), kind.object().clone());
         let asking = async move {
             let requests = kind.object().requests_key();
-            let step = Ask {
-                object: kind.object(),
-                requests: &requests,
-                limit,
-            };
+            let step = ask(kind.object(), &requests, limit);
             let (what, progress) = ("asking for a release", Progress::default());
             let run =
                 store.run_at_most_once(&step, what, Delivery::REQUEST, Duration::ZERO, &progress);
@@ -338,11 +334,7 @@ async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId)
                 }
                 state.period.granted_in
             };
-            let step = Renew {
-                script: hold.kind.renewal(hold).script,
-                lease: None,
-                holds: vec![hold],
-            };
+            let step = renew_holds(hold.kind.renewal(hold).script, None, &[hold]);
             let delivery = Delivery::QUEUED_INSPECTION;
             let answer = session
                 .store

@@ -7,7 +7,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
-use crate::session::CheckHandOver;
+use crate::session::check_hand_over;
 use crate::{Client, Embedded, Guard, Lock, MultiLock, Owner};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -288,10 +288,7 @@ async fn check_of_hand_over_counts_request() {
     let (_, [client, other]) = clients();
     let guard = client.lock("a").lock().await.unwrap();
     let (session, hold) = (&guard.hold_ref().session, &guard.hold_ref().hold);
-    let check = CheckHandOver {
-        object: &hold.object,
-        hold: Some(hold),
-    };
+    let check = check_hand_over(&hold.object, Some(hold));
     let waiting = async || {
         let (is_held, waiting) = session.store.run_idempotent(&check).await.unwrap();
         assert!(is_held);

@@ -8,13 +8,13 @@ use tokio::time::Instant;
 
 use super::Semaphore;
 use super::held::{HeldPermits, OfferedPermits, RELEASE_RETRY_LIMIT};
-use super::rules::TakePermits;
+use super::rules::take_permits;
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::lease::{Expiry, MAX_LEASE};
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
-use crate::primitives::counter::Read;
+use crate::primitives::counter;
 use crate::primitives::lock::{AcquireOnce, Options};
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
@@ -87,9 +87,7 @@ impl Attempt for PermitsRequest<'_> {
         if subscribe {
             // Reading may be repeated, acquiring must not. So the connection is made and the channel
             // subscribed before anything is acquired, at no extra cost to requests that must wait anyway.
-            let read = Read {
-                object: &self.semaphore.object,
-            };
+            let read = counter::read(&self.semaphore.object);
             let (channel, delivery) = (self.channel(), Delivery::QUEUED_INSPECTION);
             let store = &session.store;
             let answer = store.run(&read, Some(channel), delivery, self.progress);
@@ -147,10 +145,7 @@ impl PermitsRequest<'_> {
             outcome: None,
         };
         let work = async move {
-            let step = TakePermits {
-                object: &object,
-                permits,
-            };
+            let step = take_permits(&object, permits);
             let what = "acquiring permits";
             let store = &session.store;
             let answer = store.run_at_most_once(
@@ -168,7 +163,7 @@ impl PermitsRequest<'_> {
                         let ends = ttl
                             .duration()
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
-                        let mut acquired = HeldPermits::new(session, object, permits, ends);
+                        let mut acquired = HeldPermits::new(session, object.clone(), permits, ends);
                         let confirmed = match answer.confirmation {
                             Some(confirmation) => {
                                 acquired.keep_node(&confirmation);

@@ -4,12 +4,12 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::rules::{Add, Drain, TakePermits};
+use super::rules;
 use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::{Delete, Read, SetIfAbsent};
+use crate::primitives::counter;
 use crate::primitives::differential::{assert_equivalent, assert_reached, lease, time};
-use crate::session::CheckHandOver;
+use crate::session::check_hand_over;
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -63,20 +63,17 @@ fn lua_and_rules_agree() {
         let object = std::sync::Arc::new(ObjectKeys::new(KeyLayout::Semaphore, "", "name"));
         match *one {
             Move::Set { permits, ttl } => {
-                let step = SetIfAbsent {
-                    object: object.clone(),
-                    number: permits,
-                    time_to_live: (ttl > 0).then(|| lease(ttl)),
-                    payload: permits,
-                    overwrites_nonpositive: false,
-                };
+                let step = counter::set_if_absent(
+                    &object,
+                    permits,
+                    (ttl > 0).then(|| lease(ttl)),
+                    permits,
+                    false,
+                );
                 harness.step(&step).await.unwrap();
             }
             Move::Take { permits } => {
-                let step = TakePermits {
-                    object: &object,
-                    permits,
-                };
+                let step = rules::take_permits(&object, permits);
                 let outcome = harness.step(&step).await.unwrap();
                 count(&taken, matches!(outcome, Some(Outcome::Done(_))));
                 count(&refused, matches!(outcome, Some(Outcome::Wait(_))));
@@ -87,37 +84,29 @@ fn lua_and_rules_agree() {
                 );
             }
             Move::Add { permits, if_exists } => {
-                let step = Add {
-                    object,
-                    permits,
-                    if_exists,
-                };
+                let step = rules::add(&object, permits, if_exists);
                 let added = harness.step(&step).await;
                 count(&out_of_range, added.is_err());
                 count(&below_zero, matches!(added, Ok(Some(..0))));
             }
             Move::Drain => {
-                harness.step(&Drain { object }).await.unwrap();
+                harness.step(&rules::drain(&object)).await.unwrap();
             }
             Move::Read => {
-                harness.step(&Read { object: &object }).await.unwrap();
+                harness.step(&counter::read(&object)).await.unwrap();
             }
             Move::CheckHandOver => {
-                let (object, hold) = (&*object, None);
-                let step = CheckHandOver { object, hold };
+                let step = check_hand_over(&object, None);
                 harness.step(&step).await.unwrap();
             }
             Move::Delete => {
-                let step = Delete {
-                    object: object.clone(),
-                    payload: None,
-                };
+                let step = counter::delete(&object, None);
                 harness.step(&step).await.unwrap();
             }
             Move::Advance { time: n } => {
-                let before = harness.step(&Read { object: &object }).await.unwrap();
+                let before = harness.step(&counter::read(&object)).await.unwrap();
                 harness.advance(time(n)).await;
-                let after = harness.step(&Read { object: &object }).await.unwrap();
+                let after = harness.step(&counter::read(&object)).await.unwrap();
                 count(&expired, before != after);
             }
             Move::SetHuge => harness.set_foreign("name", 999_999_999_999_999).await,

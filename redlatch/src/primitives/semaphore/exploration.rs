@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::rules::{Add, Drain, TakePermits};
+use super::rules;
 use crate::keyspace::DumpedValue;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::SetIfAbsent;
+use crate::primitives::counter;
 use crate::primitives::exploration::{
     Model, State, TICK, Verdict, World, ensure, explore, hash_end, ticks,
 };
-use crate::step::{Outcome, Step as _};
+use crate::step::Outcome;
 
 /// Number of permits.
 const PERMITS: u32 = 3;
@@ -62,13 +62,13 @@ impl Model for Permits {
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
             Step::SetIfAbsent => {
-                let set_if_absent = SetIfAbsent {
-                    object: object.clone(),
-                    number: PERMITS,
-                    time_to_live: self.ends.then(|| ticks(TTL)),
-                    payload: PERMITS,
-                    overwrites_nonpositive: false,
-                };
+                let set_if_absent = counter::set_if_absent(
+                    &object,
+                    PERMITS,
+                    self.ends.then(|| ticks(TTL)),
+                    PERMITS,
+                    false,
+                );
                 let created = set_if_absent.apply(keyspace).map_err(error)?;
                 ensure(created != exists, || format!("created: {created}"))?;
                 if created && self.ends {
@@ -77,10 +77,7 @@ impl Model for Permits {
                 created
             }
             Step::Take { owner, permits } => {
-                let take = TakePermits {
-                    object: &object,
-                    permits,
-                };
+                let take = rules::take_permits(&object, permits);
                 match take.apply(keyspace).map_err(error)? {
                     Some(Outcome::Done(_)) => {
                         self.taken[owner] += permits;
@@ -94,19 +91,13 @@ impl Model for Permits {
                     return Ok(None);
                 }
                 self.taken[owner] -= permits;
-                let add = Add {
-                    object: object.clone(),
-                    permits: i32::try_from(permits).unwrap(),
-                    if_exists: true,
-                };
+                let add = rules::add(&object, i32::try_from(permits).unwrap(), true);
                 let added = add.apply(keyspace).map_err(error)?.is_some();
                 ensure(added == exists, || format!("released: {added}"))?;
                 added
             }
             Step::Drain { owner } => {
-                let drain = Drain {
-                    object: object.clone(),
-                };
+                let drain = rules::drain(&object);
                 let drained = drain.apply(keyspace).map_err(error)?;
                 self.taken[owner] += u32::try_from(drained).unwrap();
                 drained > 0

@@ -29,7 +29,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::SemaphorePermits;
-use super::rules::Add;
+use super::rules;
 use crate::background::{Tries, WorkRef};
 use crate::environment::random_fraction;
 use crate::error::{Error, Result};
@@ -331,12 +331,9 @@ impl PendingRelease {
             self.permits = 0;
             return Ok(());
         }
-        let step = Add {
-            object: self.object.clone(),
-            // Not more than could be acquired.
-            permits: i32::try_from(self.permits).unwrap_or(i32::MAX),
-            if_exists: true,
-        };
+        // Not more than could be acquired.
+        let permits = i32::try_from(self.permits).unwrap_or(i32::MAX);
+        let step = rules::add(&self.object, permits, true);
         let (store, progress) = (&self.session.store, Progress::default());
         let what = "releasing permits";
         let (waiting, channel) = (&self.session.waiting, self.object.channel());

@@ -12,11 +12,10 @@ mod try_set_permits;
 
 use std::sync::Arc;
 
-use self::rules::{Add, Drain};
 pub use self::try_set_permits::TrySetPermits;
 use crate::error::{Error, Result};
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::{Delete, Read, UnsetWarning};
+use crate::primitives::counter::{self, UnsetWarning};
 use crate::primitives::lock::{Acquire, Guard, TryAcquire};
 use crate::session::Session;
 
@@ -254,9 +253,9 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub async fn drain(&self) -> Result<i64> {
-        let object = self.object()?.clone();
+        let object = self.object()?;
         self.session
-            .run_at_most_once(&self.object, Drain { object }, "draining")
+            .run_at_most_once(object, object, rules::drain, "draining")
             .await
     }
 
@@ -268,8 +267,8 @@ impl Semaphore {
     /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`].
     pub async fn available(&self) -> Result<i64> {
-        let object = self.object()?;
-        self.session.store.run_idempotent(&Read { object }).await
+        let step = counter::read(self.object()?);
+        self.session.store.run_idempotent(&step).await
     }
 
     /// Deletes the semaphore. Returns whether it existed. Waiters continue to wait until permits are set again.
@@ -285,13 +284,14 @@ impl Semaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let object = self.object()?.clone();
-        let step = Delete {
-            object,
-            payload: None,
-        };
+        let object = self.object()?;
         self.session
-            .run_at_most_once(&self.object, step, "deleting a semaphore")
+            .run_at_most_once(
+                object,
+                object,
+                |object| counter::delete(object, None),
+                "deleting a semaphore",
+            )
             .await
     }
 
@@ -304,21 +304,21 @@ impl Semaphore {
     }
 
     async fn add(&self, permits: i32, if_exists: bool) -> Result<Option<i64>> {
-        let object = self.object()?.clone();
+        let object = self.object()?;
         if permits == 0 && !if_exists {
             // Adding zero would create an exhausted semaphore, whose permits could not be set.
             return Ok(None);
         }
-        let step = Add {
-            object,
-            permits,
-            if_exists,
-        };
         let (waiting, channel) = (&self.session.waiting, self.object.channel());
         waiting.record_release(channel);
         let added = self
             .session
-            .run_at_most_once(&self.object, step, "adding permits")
+            .run_at_most_once(
+                object,
+                object,
+                move |object| rules::add(object, permits, if_exists),
+                "adding permits",
+            )
             .await?;
         if added.is_none() {
             // There is no message.

@@ -7,7 +7,7 @@ use super::Semaphore;
 use crate::error::Result;
 use crate::join::Boxed;
 use crate::lease::Lease;
-use crate::primitives::counter::SetIfAbsent;
+use crate::primitives::counter;
 
 /// Sets the permits when awaited, if they are not set yet: [`Semaphore::try_set_permits`].
 #[must_use = "nothing is set until this is awaited"]
@@ -29,18 +29,18 @@ impl TrySetPermits {
     }
 
     async fn set(&self) -> Result<bool> {
-        let object = self.semaphore.object()?.clone();
-        super::checked_count(self.permits)?;
-        let step = SetIfAbsent {
-            object,
-            number: self.permits,
-            time_to_live: self.time_to_live.map(Lease::new).transpose()?,
-            payload: self.permits,
-            overwrites_nonpositive: false,
-        };
+        let object = self.semaphore.object()?;
+        let permits = self.permits;
+        super::checked_count(permits)?;
+        let time_to_live = self.time_to_live.map(Lease::new).transpose()?;
         let session = &self.semaphore.session;
         let set = session
-            .run_at_most_once(&self.semaphore.object, step, "setting the permits")
+            .run_at_most_once(
+                object,
+                object,
+                move |object| counter::set_if_absent(object, permits, time_to_live, permits, false),
+                "setting the permits",
+            )
             .await?;
         // The message may arrive after the next request of the caller, on another connection.
         session.waiting.wake(self.semaphore.object.channel());

@@ -88,18 +88,16 @@ impl ReentrantHolds for Spin {
 }
 
 impl Rules for Spin {
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        rules::Acquire(params)
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        rules::acquire(params)
     }
 
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let object = ReentrantHolds::object(self);
-        rules::Inspect { object }
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        rules::inspect(ReentrantHolds::object(self))
     }
 
-    fn force(&self) -> impl Step<Reply = bool> {
-        let object = ReentrantHolds::object(self);
-        rules::Force { object }
+    fn force(&self) -> Step<'_, bool> {
+        rules::force(ReentrantHolds::object(self))
     }
 
     /// No messages are sent on this channel. It only names the wait queue.

@@ -25,7 +25,7 @@ use crate::primitives::read_write_lock::Write;
 use crate::primitives::spin_lock::Spin;
 use crate::session::{RequestedHold, Terms};
 use crate::store::{Delivery, Progress};
-use crate::watchdog::Renew;
+use crate::watchdog::renew_holds;
 
 /// A kind of lock whose holds can become [tickets](Ticket): re-entrant, fair, fenced and spin locks, and the write side of a
 /// read-write lock.
@@ -273,11 +273,8 @@ impl<K: HasTicket> Lock<K> {
     /// If dropped, the lease may have been extended.
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<()> {
         let (of_ticket, lease) = (self.ticket_hold(ticket)?, Lease::new(lease)?);
-        let step = Renew {
-            script: of_ticket.kind.renewal(&of_ticket).script,
-            lease: Some(lease),
-            holds: vec![&of_ticket],
-        };
+        let script = of_ticket.kind.renewal(&of_ticket).script;
+        let step = renew_holds(script, Some(lease), &[&of_ticket]);
         let (store, progress) = (&self.session.store, Progress::default());
         // A ticket may not be renewed again before a failover, so replicas have to confirm it, as an acquisition.
         let delivery = Delivery::acquisition(true);
@@ -323,7 +320,7 @@ impl<K: HasTicket> Lock<K> {
                 lease: None,
             });
             let progress = Progress::default();
-            let answer = store.run(&*step, None, Delivery::IMMEDIATE, &progress);
+            let answer = store.run(&step, None, Delivery::IMMEDIATE, &progress);
             let answer = answer.await?;
             if !answer.reply {
                 // There may be no message.

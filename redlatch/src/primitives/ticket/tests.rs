@@ -174,11 +174,11 @@ async fn late_steps_of_former_owner_do_not_affect_ticket() {
     let guard = lock.lock().await.unwrap();
     let hold = guard.hold_ref().hold.clone();
     let ticket = guard.into_ticket_for(SECOND).await.unwrap();
-    let renew = crate::watchdog::Renew {
-        script: hold.kind.renewal(&hold).script,
-        lease: Some(Lease::WATCHDOG),
-        holds: vec![&hold],
-    };
+    let renew = crate::watchdog::renew_holds(
+        hold.kind.renewal(&hold).script,
+        Some(Lease::WATCHDOG),
+        &[&hold],
+    );
     let renewed = client.session.store.run_idempotent(&renew).await.unwrap();
     assert!(!renewed[0].is_held());
     let release = hold.kind.release(crate::hold::ReleaseParams {
@@ -186,7 +186,7 @@ async fn late_steps_of_former_owner_do_not_affect_ticket() {
         keep: 0,
         lease: None,
     });
-    let released = client.session.store.run_idempotent(&*release).await;
+    let released = client.session.store.run_idempotent(&release).await;
     assert!(!released.unwrap());
     let holder = lock.holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, ticket.owner_id());
@@ -318,7 +318,7 @@ async fn repeated_step_of_adoption_succeeds() {
         unless_asked: true,
     });
     let store = &second.session.store;
-    assert!(store.run_idempotent(&*step.unwrap()).await.unwrap());
+    assert!(store.run_idempotent(&step.unwrap()).await.unwrap());
     adopted.unlock().await.unwrap();
     assert!(!first.lock("a").is_locked().await.unwrap());
 }
@@ -337,7 +337,7 @@ async fn repeated_step_of_adoption_extends_lease() {
             unless_asked: true,
         });
         let store = &client.session.store;
-        assert!(store.run_idempotent(&*step.unwrap()).await.unwrap());
+        assert!(store.run_idempotent(&step.unwrap()).await.unwrap());
         let remaining = lock.remaining_lease().await.unwrap();
         assert_eq!(remaining.and_then(|left| left.duration()), Some(WATCHDOG));
         tokio::time::sleep(20 * SECOND).await;

@@ -71,7 +71,7 @@ impl EmbeddedConnection {
     /// Returns the answer to a step that is to fail, or `None` if it is to succeed.
     pub(super) fn run_with_failure<R: Send>(
         &self,
-        step: &dyn Step<Reply = R>,
+        step: &Step<'_, R>,
         progress: &Progress,
     ) -> Option<Result<Answer<R>>> {
         let failure = self.store.0.lock().injected.next.pop_front()??;

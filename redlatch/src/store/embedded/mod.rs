@@ -2,6 +2,7 @@
 //! as a connection does. Its clock is tokio's, so tests may pause it. While there is a watch, it
 //! compares the keys of each step before and after, and reports those that have changed.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::glob;
 use crate::keyspace::{Entry, Keyspace, Message};
-use crate::step::{Keys, Step};
+use crate::step::Step;
 use crate::store::{Answer, Changes, Progress, SharedSubscriber};
 use crate::sync::Mutex;
 
@@ -166,7 +167,7 @@ impl EmbeddedConnection {
 
     pub(crate) fn run<R: Send>(
         &self,
-        step: &dyn Step<Reply = R>,
+        step: &Step<'_, R>,
         progress: &Progress,
     ) -> Result<Answer<R>> {
         #[cfg(test)]
@@ -201,7 +202,7 @@ impl EmbeddedConnection {
         timeout
     }
 
-    fn apply<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
+    fn apply<R: Send>(&self, step: &Step<'_, R>) -> Result<Answer<R>> {
         let sent_at = Instant::now();
         let (reply, deliveries) = {
             let mut shared = self.store.0.lock();
@@ -285,13 +286,13 @@ impl Shared {
     }
 
     /// Returns the values of these keys, if there is a watch.
-    fn watched_entries<'k>(&mut self, keys: Keys<'k>) -> Vec<(&'k str, Option<Entry>)> {
+    fn watched_entries<'k>(&mut self, keys: &'k [Cow<'_, str>]) -> Vec<(&'k str, Option<Entry>)> {
         self.watches.retain(|watch| watch.strong_count() > 0);
         if self.watches.is_empty() {
             return Vec::new();
         }
-        let entry = |key| (key, self.keyspace.entry(key).cloned());
-        keys.into_iter().map(entry).collect()
+        let entry = |key: &'k Cow<'_, str>| (&**key, self.keyspace.entry(key).cloned());
+        keys.iter().map(entry).collect()
     }
 
     /// Reports the keys that have changed since then. Expiry is no change: watches know the time.

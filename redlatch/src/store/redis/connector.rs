@@ -13,7 +13,7 @@ use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard}
 use crate::environment::{check_sockets, task};
 use crate::error::{Cause, Error};
 use crate::metrics::Metrics;
-use crate::step::{Args as _, ErrorReply, ScriptReply};
+use crate::step::{ErrorReply, ScriptReply};
 
 /// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

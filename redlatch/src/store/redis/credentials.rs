@@ -9,7 +9,6 @@ use std::time::Duration;
 use super::wire::Cmd;
 use crate::error::{Cause, Result};
 use crate::join::Boxed;
-use crate::step::Args as _;
 
 /// Credentials of the client.
 #[derive(Debug, Clone, Default)]

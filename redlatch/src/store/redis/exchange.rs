@@ -21,7 +21,7 @@ use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args as _, Batchable, ErrorReply, Script, ScriptReply, Step};
+use crate::step::{Batchable, ErrorReply, Script, ScriptReply, Step};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
@@ -74,7 +74,7 @@ impl<'a> CommandRequest<'a> {
     /// Returns the request that runs a step by the SHA of its script.
     pub(super) fn for_step<R: Send>(
         topology: &'a Topology,
-        step: &'a dyn Step<Reply = R>,
+        step: &'a Step<'_, R>,
         channel: Option<&'a str>,
         delivery: Delivery,
         progress: &'a Progress,
@@ -82,13 +82,13 @@ impl<'a> CommandRequest<'a> {
         let (script, keys) = (step.script(), step.keys());
         // Before the check, so that it is not known of a step that passed it without.
         let by_slot = topology.has_slots();
-        let key = keys.first().copied().unwrap_or_default();
-        topology.check_same_slot(key, keys.iter().skip(1).copied())?;
+        let key = keys.first().map_or("", |key| key);
+        topology.check_same_slot(key, keys.iter().skip(1).map(|key| &**key))?;
         let mut cmd = PooledCmd::new("EVALSHA");
         cmd.text(script.sha(topology.publishing));
-        cmd.keys(&keys);
-        step.args(&mut *cmd);
-        let batchable = script.for_batch(keys.len(), cmd.script_args(keys.len()));
+        cmd.keys(keys);
+        cmd.args(step.args());
+        let batchable = script.for_batch(keys.len(), step.args().len());
         Ok(CommandRequest {
             script: Some(script),
             batchable: batchable.filter(|_| topology.packs_steps()),
@@ -616,7 +616,7 @@ impl SendContext<'_> {
 }
 
 impl RawAnswer {
-    pub(in crate::store) fn decode<R: Send>(self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
+    pub(in crate::store) fn decode<R: Send>(self, step: &Step<'_, R>) -> Result<Answer<R>> {
         Ok(Answer {
             reply: step.decode(self.reply)?,
             sent_at: self.sent_at,

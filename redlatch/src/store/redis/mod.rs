@@ -55,7 +55,7 @@ pub use self::url::PublicUrl;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args as _, PublishMode, ScriptReply, Step, unexpected_reply};
+use crate::step::{PublishMode, ScriptReply, Step, unexpected_reply};
 
 mod address_map;
 mod capabilities;
@@ -163,7 +163,7 @@ impl Redis {
     /// Returns a future that runs a step, and completes with the answer to [decode](RawAnswer::decode).
     pub(crate) fn run<'a, R: Send>(
         &'a self,
-        step: &'a dyn Step<Reply = R>,
+        step: &'a Step<'_, R>,
         channel: Option<&'a str>,
         delivery: Delivery,
         progress: &'a Progress,
@@ -184,7 +184,7 @@ impl Redis {
 
     pub(crate) async fn run_once<R: Send>(
         &self,
-        step: &dyn Step<Reply = R>,
+        step: &Step<'_, R>,
         delivery: Delivery,
         within: Duration,
     ) -> Result<Answer<R>> {
@@ -196,7 +196,7 @@ impl Redis {
 
     pub(crate) async fn run_at_most_once<R: Send>(
         &self,
-        step: &dyn Step<Reply = R>,
+        step: &Step<'_, R>,
         what: &'static str,
         delivery: Delivery,
         answered_within: Duration,

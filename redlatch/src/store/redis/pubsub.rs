@@ -16,7 +16,7 @@
 //! is. A message of the release there is missed; rule 3 limits how long the waiter sleeps.
 
 use super::wire::{Cmd, Expects};
-use crate::step::{Args as _, ScriptReply};
+use crate::step::ScriptReply;
 
 /// Channels per SUBSCRIBE: keeps the size of a command far from any limit.
 pub(super) const CHANNELS_PER_SUBSCRIBE: usize = 1000;

@@ -26,7 +26,7 @@ use super::options::{RedisSettings, ReplicaSync};
 use super::wire::Cmd;
 use crate::environment::task;
 use crate::error::Error;
-use crate::step::{Args as _, ScriptReply, unexpected_reply};
+use crate::step::{ScriptReply, unexpected_reply};
 use crate::store::answer::{Confirmation, WaitResult};
 use crate::store::shared_oneshot::{self, Sender};
 use crate::sync::Mutex;

@@ -14,7 +14,6 @@ use super::wire::Cmd;
 use super::{Redis, with_response_timeout};
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::step::Args as _;
 use crate::store::{Changes, NodeId};
 use crate::sync::Mutex;
 

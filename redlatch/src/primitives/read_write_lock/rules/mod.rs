@@ -4,22 +4,23 @@
 //! State: a hash with the fields `mode` (read or write), owner -> read holds, and owner:write ->
 //! write holds. For each read hold a key that expires with the hold's lease. In mode read the hash
 //! expires with the longest of them, in mode write with the writer's lease or later. For
-//! [`prefer_writers`](super::ReadWriteLock::prefer_writers) a set of timestamps of the waiting writers.
+//! [`prefer_writers`](super::ReadWriteLock::prefer_writers) a set of timestamps of the waiting
+//! writers.
 //!
 //! * Read: wait if another owner writes. A new reader of a handle that prefers writers also waits
 //!   while a waiting writer is marked. Otherwise set the count, and renew the key of the last hold.
 //! * Write: possible without a hash, or if the owner already writes. An error if the owner itself
 //!   reads. A writer that waits marks itself, for a limited time.
 //! * Release of a read hold: pass its lease on to the remaining holds of the owner. The last reader
-//!   deletes the hash and wakes a waiter; waiters are also woken if it now expires at least a second earlier.
+//!   deletes the hash and wakes a waiter; waiters are also woken if it now expires at least a
+//!   second earlier.
 //! * Release of the write side: if the owner still reads, the mode becomes read, otherwise the hash
 //!   is deleted. All waiters are woken.
-//! * A reader whose keys have all expired is dead: it blocks no owner and is removed by the next release.
+//! * A reader whose keys have all expired is dead: it blocks no owner and is removed by the next
+//!   release.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-use smallvec::smallvec;
 
 use crate::error::Result;
 use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
@@ -27,12 +28,13 @@ use crate::lease::Expiry;
 use crate::name::{ObjectKeys, ReadWriteKeys, is_writer_field, owner_of};
 use crate::primitives::lock::Holder;
 use crate::primitives::lock::rules::{FOREIGN_HASH, parse_forced, parse_holder, wrong_kind};
-use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+use crate::step::{ScriptReply, Step, args, script};
 
 pub(super) mod read;
 pub(super) mod write;
 
-/// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of another kind.
+/// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of
+/// another kind.
 fn find<'a>(
     keyspace: &'a mut Keyspace,
     object: &ObjectKeys,
@@ -66,7 +68,8 @@ fn keyed_holds(count: u32) -> u32 {
     count.min(10_000)
 }
 
-/// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have ended.
+/// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have
+/// ended.
 fn longest_remaining(keyspace: &mut Keyspace, own: &str, first: u32, count: u32) -> Duration {
     let left = (first..=keyed_holds(count)).map(|n| hold_remaining(keyspace, own, n));
     left.max().unwrap_or_default()
@@ -109,124 +112,86 @@ fn delete_timeouts(keyspace: &mut Keyspace, own: &str, count: u32, first: u32) {
 }
 
 /// Returns a side's name in the scripts.
-fn side(mode: Mode) -> &'static str {
-    match mode {
+fn name_of(side: Mode) -> &'static str {
+    match side {
         Mode::Read => "read",
         Mode::Write => "write",
     }
 }
 
 /// Returns the holders of one side.
-pub(crate) struct Inspect<'a> {
-    pub(crate) keys: &'a ReadWriteKeys,
-    pub(crate) side: Mode,
-}
-
-impl Step for Inspect<'_> {
-    type Reply = Vec<Holder>;
-
-    fn script(&self) -> &'static Script {
-        script!(undeclared "../readers.lua", "../sides.lua", "../inspect.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.read.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(side(self.side));
-        args.text(&self.keys.timeouts_prefix);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(wrong_kind(&self.keys.read, FOREIGN_HASH)),
+pub(crate) fn inspect(keys: &ReadWriteKeys, side: Mode) -> Step<'_, Vec<Holder>> {
+    Step::new(
+        script!(undeclared "../readers.lua", "../sides.lua", "../inspect.lua"),
+        [keys.read.key()],
+        args![name_of(side), &*keys.timeouts_prefix],
+        move |reply| match reply {
+            ScriptReply::Integer(-1) => Err(wrong_kind(&keys.read, FOREIGN_HASH)),
             holders => holders.list()?.into_iter().map(parse_holder).collect(),
-        }
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Holder>> {
-        let Some((_, holds)) = find(keyspace, &self.keys.read)? else {
-            return Ok(Vec::new());
-        };
-        let (left, counts) = (holds.remaining(), holds.value.counts.clone());
-        let mut holders = Vec::new();
-        for (field, holds) in counts {
-            let writes = is_writer_field(&field);
-            let remaining = match self.side {
-                Mode::Write if writes => left,
-                Mode::Read if !writes => Expiry::In(longest_remaining(
-                    keyspace,
-                    &self.keys.reader_timeouts_prefix(&field),
-                    1,
-                    holds,
-                )),
-                _ => continue,
+        },
+        move |keyspace| {
+            let Some((_, holds)) = find(keyspace, &keys.read)? else {
+                return Ok(Vec::new());
             };
-            if remaining > Expiry::In(Duration::ZERO) {
-                holders.push(Holder::new(owner_of(&field).into(), holds, remaining));
+            let (left, counts) = (holds.remaining(), holds.value.counts.clone());
+            let mut holders = Vec::new();
+            for (field, holds) in counts {
+                let writes = is_writer_field(&field);
+                let remaining = match side {
+                    Mode::Write if writes => left,
+                    Mode::Read if !writes => Expiry::In(longest_remaining(
+                        keyspace,
+                        &keys.reader_timeouts_prefix(&field),
+                        1,
+                        holds,
+                    )),
+                    _ => continue,
+                };
+                if remaining > Expiry::In(Duration::ZERO) {
+                    holders.push(Holder::new(owner_of(&field).into(), holds, remaining));
+                }
             }
-        }
-        Ok(holders)
-    }
+            Ok(holders)
+        },
+    )
 }
 
-/// Releases one side whichever owners hold it.
-pub(super) struct Force<'a> {
-    pub(super) keys: &'a ReadWriteKeys,
-    pub(super) side: Mode,
-}
-
-impl Step for Force<'_> {
-    /// Whether it was held.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!(undeclared "../readers.lua", "../sides.lua", "../force.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.read.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(side(self.side));
-        args.text(&self.keys.timeouts_prefix);
-        args.text(self.keys.read.channel());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        parse_forced(&self.keys.read, reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let Some((mode, holds)) = find(keyspace, &self.keys.read)? else {
-            return Ok(false);
-        };
-        if (self.side, mode) == (Mode::Write, Mode::Read) {
-            return Ok(false);
-        }
-        let reads = readers(&holds.value.counts);
-        let counts = &mut holds.value.counts;
-        counts.retain(|field, _| is_writer_field(field));
-        let mut alive = false;
-        for (owner, count) in reads {
-            let own = self.keys.reader_timeouts_prefix(&owner);
-            alive |= !longest_remaining(keyspace, &own, 1, count).is_zero();
-            delete_timeouts(keyspace, &own, count, 1);
-        }
-        if self.side != mode {
-            return Ok(alive);
-        }
-        keyspace.remove(self.keys.read.key());
-        match mode {
-            Mode::Read => {
-                keyspace.publish(self.keys.read.channel(), READ_RELEASED);
+/// Releases one side whichever owners hold it. Replies whether it was held.
+pub(super) fn force(keys: &ReadWriteKeys, side: Mode) -> Step<'_, bool> {
+    Step::new(
+        script!(undeclared "../readers.lua", "../sides.lua", "../force.lua"),
+        [keys.read.key()],
+        args![name_of(side), &*keys.timeouts_prefix, keys.read.channel()],
+        move |reply| parse_forced(&keys.read, reply),
+        move |keyspace| {
+            let Some((mode, holds)) = find(keyspace, &keys.read)? else {
+                return Ok(false);
+            };
+            if (side, mode) == (Mode::Write, Mode::Read) {
+                return Ok(false);
             }
-            Mode::Write => wake_all(keyspace, &self.keys.read),
-        }
-        Ok(true)
-    }
+            let reads = readers(&holds.value.counts);
+            let counts = &mut holds.value.counts;
+            counts.retain(|field, _| is_writer_field(field));
+            let mut alive = false;
+            for (owner, count) in reads {
+                let own = keys.reader_timeouts_prefix(&owner);
+                alive |= !longest_remaining(keyspace, &own, 1, count).is_zero();
+                delete_timeouts(keyspace, &own, count, 1);
+            }
+            if side != mode {
+                return Ok(alive);
+            }
+            keyspace.remove(keys.read.key());
+            match mode {
+                Mode::Read => {
+                    keyspace.publish(keys.read.channel(), READ_RELEASED);
+                }
+                Mode::Write => wake_all(keyspace, &keys.read),
+            }
+            Ok(true)
+        },
+    )
 }
 
 /// Wakes all waiters, because there is no writer any more. It publishes both messages for
@@ -238,5 +203,6 @@ pub(super) fn wake_all(keyspace: &mut Keyspace, object: &ObjectKeys) {
 
 /// The message that the last reader has left.
 const READ_RELEASED: i64 = 0;
-/// The message that the writer has left, or that a waiting writer has given up: readers may proceed.
+/// The message that the writer has left, or that a waiting writer has given up: readers may
+/// proceed.
 const WRITE_RELEASED: i64 = 1;

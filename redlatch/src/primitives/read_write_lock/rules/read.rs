@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use smallvec::smallvec;
-
 use super::{
     READ_RELEASED, delete_timeouts, find, hold_remaining, keyed_holds, longest_reader_remaining,
     longest_remaining, timeout_key,
@@ -17,93 +15,78 @@ use crate::name::{ReadWriteKeys, writer_field};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock::rules::{NO_EXPIRY, wrong_kind};
 use crate::primitives::reentrant::rules::parse_outcome;
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
+use crate::step::{Outcome, Script, ScriptReply, Step, args, script};
 
 /// Acquires the read side for an owner, or returns how long another owner may still write.
-pub(in super::super) struct Acquire<'a> {
-    pub(in super::super) params: AcquireParams<'a>,
-    pub(in super::super) keys: &'a ReadWriteKeys,
-    /// Whether to wait behind waiting writers.
-    pub(in super::super) prefers_writers: bool,
-}
-
-impl Step for Acquire<'_> {
-    type Reply = Outcome;
-
-    fn script(&self) -> &'static Script {
-        script!(undeclared "../../expire.lua", "../readers.lua", "../read_acquire.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        let writers = self.prefers_writers.then_some(&*self.keys.writers);
-        let keys = [self.keys.read.key()].into_iter();
-        keys.chain(writers).collect()
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.params.hold.field);
-        args.number(self.params.lease.millis());
-        args.number(self.params.count.into());
-        args.text(&self.keys.timeouts_prefix);
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        parse_outcome(&self.params.hold.object, reply)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
-        let AcquireParams {
-            hold, count, lease, ..
-        } = self.params;
-        let (object, owner) = (&*hold.object, &*hold.field);
-        let own = &self.keys.reader_timeouts_prefix(owner);
-        let lease = lease.duration();
-        let mut held = 0;
-        let mut writes = false;
-        let found = find(keyspace, object)?;
-        let free = found.is_none();
-        if let Some((mode, holds)) = found {
-            let left = holds.remaining();
-            if left == Expiry::Never {
-                return Err(wrong_kind(object, NO_EXPIRY));
+/// `prefers_writers`: whether to wait behind waiting writers.
+pub(in super::super) fn acquire<'a>(
+    params: AcquireParams<'a>,
+    keys: &'a ReadWriteKeys,
+    prefers_writers: bool,
+) -> Step<'a, Outcome> {
+    let (prefix, writers) = (
+        &*keys.timeouts_prefix,
+        prefers_writers.then_some(&*keys.writers),
+    );
+    Step::new(
+        script!(undeclared "../../expire.lua", "../readers.lua", "../read_acquire.lua"),
+        [keys.read.key()].into_iter().chain(writers),
+        args![&*params.hold.field, params.lease, params.count, prefix],
+        move |reply| parse_outcome(&params.hold.object, reply),
+        move |keyspace| {
+            let AcquireParams {
+                hold, count, lease, ..
+            } = params;
+            let (object, owner) = (&*hold.object, &*hold.field);
+            let own = &keys.reader_timeouts_prefix(owner);
+            let lease = lease.duration();
+            let mut held = 0;
+            let mut writes = false;
+            let found = find(keyspace, object)?;
+            let free = found.is_none();
+            if let Some((mode, holds)) = found {
+                let left = holds.remaining();
+                if left == Expiry::Never {
+                    return Err(wrong_kind(object, NO_EXPIRY));
+                }
+                writes = holds.value.counts.contains_key(&writer_field(owner));
+                if mode == Mode::Write && !writes {
+                    return Ok(Outcome::Wait(left));
+                }
+                held = holds.value.counts.get(owner).copied().unwrap_or(0);
             }
-            writes = holds.value.counts.contains_key(&writer_field(owner));
-            if mode == Mode::Write && !writes {
-                return Ok(Outcome::Wait(left));
+            if longest_remaining(keyspace, own, 1, held).is_zero() {
+                if count > 1 {
+                    // The hold to re-enter has been lost.
+                    return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
+                }
+                if prefers_writers
+                    && !writes
+                    && let Some(left) = blocked_by_writers(keyspace, keys)?
+                {
+                    return Ok(Outcome::Wait(Expiry::In(left)));
+                }
             }
-            held = holds.value.counts.get(owner).copied().unwrap_or(0);
-        }
-        if longest_remaining(keyspace, own, 1, held).is_zero() {
-            if count > 1 {
-                // The hold to re-enter has been lost.
-                return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
+            if free {
+                let holds = Holds {
+                    counts: BTreeMap::new(),
+                    mode: Some(Mode::Read),
+                };
+                keyspace.set(object.key(), holds, Some(lease));
             }
-            if self.prefers_writers
-                && !writes
-                && let Some(left) = blocked_by_writers(keyspace, self.keys)?
-            {
-                return Ok(Outcome::Wait(Expiry::In(left)));
+            if let Some((_, mut holds)) = find(keyspace, object)? {
+                holds.value.counts.insert(owner.to_owned(), count);
+                holds.extend_to(lease);
             }
-        }
-        if free {
-            let holds = Holds {
-                counts: BTreeMap::new(),
-                mode: Some(Mode::Read),
-            };
-            keyspace.set(object.key(), holds, Some(lease));
-        }
-        if let Some((_, mut holds)) = find(keyspace, object)? {
-            holds.value.counts.insert(owner.to_owned(), count);
-            holds.extend_to(lease);
-        }
-        // Removes what earlier holds of the same owner left behind.
-        let last = keyed_holds(count);
-        delete_timeouts(keyspace, own, held, last + 1);
-        if hold_remaining(keyspace, own, last) < lease {
-            keyspace.set(&timeout_key(own, last), 1, Some(lease));
-        }
-        Ok(Outcome::ACQUIRED)
-    }
+            // Removes what earlier holds of the same owner left behind.
+            let last = keyed_holds(count);
+            delete_timeouts(keyspace, own, held, last + 1);
+            if hold_remaining(keyspace, own, last) < lease {
+                keyspace.set(&timeout_key(own, last), 1, Some(lease));
+            }
+            Ok(Outcome::ACQUIRED)
+        },
+    )
 }
 
 /// Returns how long waiting writers block new readers.
@@ -121,89 +104,78 @@ fn blocked_by_writers(keyspace: &mut Keyspace, keys: &ReadWriteKeys) -> Result<O
 /// at different times, neighboring ones differ by less.
 const MIN_WAKE_CHANGE: Duration = Duration::from_secs(1);
 
-/// Sets a reader's hold count to the number of holds to keep; 0 releases its side.
-pub(in super::super) struct Release<'a> {
-    pub(in super::super) keys: &'a ReadWriteKeys,
-    pub(in super::super) params: ReleaseParams<'a>,
-}
-
-impl Step for Release<'_> {
-    /// Whether the owner was reading.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!(undeclared "../readers.lua", "../read_release.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.params.hold.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        args.text(&hold.field);
-        args.number(keep.into());
-        args.number(lease.map_or(0, Lease::millis));
-        args.text(&self.keys.timeouts_prefix);
-        args.text(hold.object.channel());
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        let (object, owner) = (&*hold.object, &*hold.field);
-        let own = &self.keys.reader_timeouts_prefix(owner);
-        let lease = lease.map_or(Duration::ZERO, Lease::duration);
-        let Some((mode, holds)) = find(keyspace, object)? else {
-            keyspace.publish(object.channel(), READ_RELEASED);
-            return Ok(false);
-        };
-        let left = holds.remaining();
-        let Some(count) = holds.value.counts.get(owner).copied() else {
-            return Ok(false);
-        };
-        let held = !longest_remaining(keyspace, own, 1, count).is_zero();
-        // A release never increases the count; a dead reader is always removed.
-        let keep = if held { keep.min(count) } else { 0 };
-        let last = keyed_holds(keep);
-        if keep > 0 {
-            // All holds of an owner last as long as the longest, so a released hold passes its lease on.
-            let most = longest_remaining(keyspace, own, last, count).max(lease);
-            if hold_remaining(keyspace, own, last) < most {
-                keyspace.set(&timeout_key(own, last), 1, Some(most));
+/// Sets a reader's hold count to the number of holds to keep; 0 releases its side. Replies whether
+/// the owner was reading.
+pub(in super::super) fn release<'a>(
+    keys: &'a ReadWriteKeys,
+    params: ReleaseParams<'a>,
+) -> Step<'a, bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let args = args![
+        &*hold.field,
+        keep,
+        lease.map_or(0, Lease::millis),
+        &*keys.timeouts_prefix,
+        hold.object.channel(),
+    ];
+    Step::new(
+        script!(undeclared "../readers.lua", "../read_release.lua"),
+        [hold.object.key()],
+        args,
+        ScriptReply::flag,
+        move |keyspace| {
+            let (object, owner) = (&*hold.object, &*hold.field);
+            let own = &keys.reader_timeouts_prefix(owner);
+            let lease = lease.map_or(Duration::ZERO, Lease::duration);
+            let Some((mode, holds)) = find(keyspace, object)? else {
+                keyspace.publish(object.channel(), READ_RELEASED);
+                return Ok(false);
+            };
+            let left = holds.remaining();
+            let Some(count) = holds.value.counts.get(owner).copied() else {
+                return Ok(false);
+            };
+            let held = !longest_remaining(keyspace, own, 1, count).is_zero();
+            // A release never increases the count; a dead reader is always removed.
+            let keep = if held { keep.min(count) } else { 0 };
+            let last = keyed_holds(keep);
+            if keep > 0 {
+                // All holds of an owner last as long as the longest, so a released hold passes its
+                // lease on.
+                let most = longest_remaining(keyspace, own, last, count).max(lease);
+                if hold_remaining(keyspace, own, last) < most {
+                    keyspace.set(&timeout_key(own, last), 1, Some(most));
+                }
             }
-        }
-        delete_timeouts(keyspace, own, count, last + 1);
-        let Some((_, mut holds)) = find(keyspace, object)? else {
-            return Ok(held);
-        };
-        match keep {
-            0 => drop(holds.value.counts.remove(owner)),
-            _ => drop(holds.value.counts.insert(owner.to_owned(), keep)),
-        }
-        if mode == Mode::Write {
-            // The owner also writes: its write hold does not change.
-            if keep > 0 && !lease.is_zero() {
-                holds.extend_to(lease);
+            delete_timeouts(keyspace, own, count, last + 1);
+            let Some((_, mut holds)) = find(keyspace, object)? else {
+                return Ok(held);
+            };
+            match keep {
+                0 => drop(holds.value.counts.remove(owner)),
+                _ => drop(holds.value.counts.insert(owner.to_owned(), keep)),
             }
-            return Ok(held);
-        }
-        let most = longest_reader_remaining(keyspace, self.keys)?;
-        if most.is_zero() {
-            keyspace.remove(object.key());
-        } else if let Some((_, mut holds)) = find(keyspace, object)? {
-            holds.expire_after(most);
-        }
-        // Writers sleep until the end that they received. If it is now much earlier, they are woken:
-        // the remaining readers may be dead and never release.
-        if most.is_zero() || left >= Expiry::In(most + MIN_WAKE_CHANGE) {
-            keyspace.publish(object.channel(), READ_RELEASED);
-        }
-        Ok(held)
-    }
+            if mode == Mode::Write {
+                // The owner also writes: its write hold does not change.
+                if keep > 0 && !lease.is_zero() {
+                    holds.extend_to(lease);
+                }
+                return Ok(held);
+            }
+            let most = longest_reader_remaining(keyspace, keys)?;
+            if most.is_zero() {
+                keyspace.remove(object.key());
+            } else if let Some((_, mut holds)) = find(keyspace, object)? {
+                holds.expire_after(most);
+            }
+            // Writers sleep until the end that they received. If it is now much earlier, they are
+            // woken: the remaining readers may be dead and never release.
+            if most.is_zero() || left >= Expiry::In(most + MIN_WAKE_CHANGE) {
+                keyspace.publish(object.channel(), READ_RELEASED);
+            }
+            Ok(held)
+        },
+    )
 }
 
 /// Renews the holds of many readers.

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use smallvec::smallvec;
-
 use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, wake_all};
 use crate::error::{Error, Result};
 use crate::hold::requests;
@@ -15,9 +13,10 @@ use crate::name::{ReadWriteKeys, owner_of};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock::rules::{NO_EXPIRY, wrong_kind};
 use crate::primitives::reentrant::rules::{self as reentrant, parse_outcome, was_deleted};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
+use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
 
 /// Acquires the write side for an owner, or returns how long others may still read or write.
+#[derive(Clone, Copy)]
 pub(in super::super) struct Acquire<'a> {
     pub(in super::super) params: AcquireParams<'a>,
     pub(in super::super) keys: &'a ReadWriteKeys,
@@ -25,7 +24,33 @@ pub(in super::super) struct Acquire<'a> {
     pub(in super::super) blocks_readers_for: Option<Lease>,
 }
 
-impl Acquire<'_> {
+impl<'a> Acquire<'a> {
+    pub(in super::super) fn step(self) -> Step<'a, Outcome> {
+        let AcquireParams {
+            hold, count, lease, ..
+        } = self.params;
+        let args = args![
+            &*hold.field,
+            lease,
+            count,
+            &*self.keys.timeouts_prefix,
+            owner_of(&hold.field),
+            self.waiter_ttl().map_or(0, Lease::millis),
+        ];
+        let writers = self.blocks_readers_for.map(|_| &*self.keys.writers);
+        let decode = move |reply| match reply {
+            ScriptReply::Integer(-3) => Err(self.write_while_reading()),
+            other => parse_outcome(&hold.object, other),
+        };
+        Step::new(
+            script!(undeclared "../../expire.lua", "../readers.lua", "../write_acquire.lua"),
+            [self.keys.write.key()].into_iter().chain(writers),
+            args,
+            decode,
+            move |keyspace| self.apply(keyspace),
+        )
+    }
+
     /// Returns how long the store remembers this waiting writer, if it waits.
     fn waiter_ttl(&self) -> Option<Lease> {
         self.blocks_readers_for.filter(|_| self.params.waits)
@@ -36,41 +61,12 @@ impl Acquire<'_> {
             name: self.params.hold.object.name().to_owned(),
         }
     }
-}
-
-impl Step for Acquire<'_> {
-    type Reply = Outcome;
-
-    fn script(&self) -> &'static Script {
-        script!(undeclared "../../expire.lua", "../readers.lua", "../write_acquire.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        let writers = self.blocks_readers_for.map(|_| &*self.keys.writers);
-        let keys = [self.keys.write.key()].into_iter();
-        keys.chain(writers).collect()
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.params.hold.field);
-        args.number(self.params.lease.millis());
-        args.number(self.params.count.into());
-        args.text(&self.keys.timeouts_prefix);
-        args.text(owner_of(&self.params.hold.field));
-        args.number(self.waiter_ttl().map_or(0, Lease::millis));
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        match reply {
-            ScriptReply::Integer(-3) => Err(self.write_while_reading()),
-            other => parse_outcome(&self.params.hold.object, other),
-        }
-    }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         let AcquireParams {
             hold, count, lease, ..
         } = self.params;
+        let keys = self.keys;
         let (object, field) = (&*hold.object, &*hold.field);
         let lease = lease.duration();
         let Some((mode, mut holds)) = find(keyspace, object)? else {
@@ -101,7 +97,7 @@ impl Step for Acquire<'_> {
         }
         let owner = owner_of(field);
         let reads = holds.value.counts.get(owner).copied().unwrap_or(0);
-        let own = self.keys.reader_timeouts_prefix(owner);
+        let own = keys.reader_timeouts_prefix(owner);
         if !longest_remaining(keyspace, &own, 1, reads).is_zero() {
             return Err(self.write_while_reading());
         }
@@ -110,18 +106,16 @@ impl Step for Acquire<'_> {
         };
         let now_ms = keyspace.now_ms();
         let until = now_ms.saturating_add(ttl.millis());
-        let writers: &mut BTreeMap<String, i64> = keyspace.find_or_create(&self.keys.writers)?;
+        let writers: &mut BTreeMap<String, i64> = keyspace.find_or_create(&keys.writers)?;
         writers.retain(|_, until| *until > now_ms);
         writers.insert(field.to_owned(), until);
-        if let Some(mut writers) = keyspace.find::<BTreeMap<String, i64>>(&self.keys.writers)? {
+        if let Some(mut writers) = keyspace.find::<BTreeMap<String, i64>>(&keys.writers)? {
             writers.expire_after(ttl.duration());
         }
         // If the writer retries in time, its mark does not expire while it waits.
         Ok(Outcome::Wait(left.min(Expiry::In(ttl.renewal_interval()))))
     }
-}
 
-impl Acquire<'_> {
     /// Removes this writer's mark, because it holds the lock now.
     fn finish_acquisition(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         if self.blocks_readers_for.is_some() {
@@ -141,74 +135,59 @@ fn remove_waiting_writer(
     Ok(writers.is_some_and(|writers| writers.value.remove(&*hold.field).is_some()))
 }
 
-/// Sets a writer's hold count to the number of holds to keep; 0 releases its side.
-pub(in super::super) struct Release<'a> {
-    pub(in super::super) keys: &'a ReadWriteKeys,
-    pub(in super::super) params: ReleaseParams<'a>,
-    /// The key of the requests from which a full release removes the owner, if it has to.
-    pub(in super::super) requests: Option<String>,
-}
-
-impl Step for Release<'_> {
-    /// Whether the owner was writing.
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        script!(undeclared "../readers.lua", "../write_release.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.write.key(), &*self.keys.writers]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        args.text(&hold.field);
-        args.number(keep.into());
-        args.number(lease.map_or(0, Lease::millis));
-        args.text(&self.keys.timeouts_prefix);
-        args.text(hold.object.channel());
-        if let Some(requests) = &self.requests {
-            args.text(requests);
-        }
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        reply.flag()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let ReleaseParams { hold, keep, lease } = self.params;
-        let (object, field) = (&*hold.object, &*hold.field);
-        requests::remove(keyspace, self.requests.as_deref(), field);
-        let found = find(keyspace, object)?;
-        let mine = found.filter(|(_, holds)| holds.value.counts.contains_key(field));
-        let Some((_, mut holds)) = mine else {
-            if keep == 0 && remove_waiting_writer(keyspace, self.keys, hold)? {
-                keyspace.publish(object.channel(), WRITE_RELEASED);
-            } else if !keyspace.exists(object.key()) {
-                wake_all(keyspace, object);
+/// Sets a writer's hold count to the number of holds to keep; 0 releases its side. Replies whether
+/// the owner was writing.
+pub(in super::super) fn release<'a>(
+    keys: &'a ReadWriteKeys,
+    params: ReleaseParams<'a>,
+) -> Step<'a, bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let requests = params.requests_key();
+    let mut args = args![
+        &*hold.field,
+        keep,
+        lease.map_or(0, Lease::millis),
+        &*keys.timeouts_prefix,
+        hold.object.channel(),
+    ];
+    args.extend(requests.clone().map(Arg::from));
+    Step::new(
+        script!(undeclared "../readers.lua", "../write_release.lua"),
+        [keys.write.key(), &*keys.writers],
+        args,
+        ScriptReply::flag,
+        move |keyspace| {
+            let (object, field) = (&*hold.object, &*hold.field);
+            requests::remove(keyspace, requests.as_deref(), field);
+            let found = find(keyspace, object)?;
+            let mine = found.filter(|(_, holds)| holds.value.counts.contains_key(field));
+            let Some((_, mut holds)) = mine else {
+                if keep == 0 && remove_waiting_writer(keyspace, keys, hold)? {
+                    keyspace.publish(object.channel(), WRITE_RELEASED);
+                } else if !keyspace.exists(object.key()) {
+                    wake_all(keyspace, object);
+                }
+                return Ok(false);
+            };
+            if keep > 0 {
+                holds.value.counts.insert(field.to_owned(), keep);
+                if let Some(lease) = lease {
+                    holds.extend_to(lease.duration());
+                }
+                return Ok(true);
             }
-            return Ok(false);
-        };
-        if keep > 0 {
-            holds.value.counts.insert(field.to_owned(), keep);
-            if let Some(lease) = lease {
-                holds.extend_to(lease.duration());
+            holds.value.counts.remove(field);
+            let most = longest_reader_remaining(keyspace, keys)?;
+            if most.is_zero() {
+                keyspace.remove(object.key());
+            } else if let Some((_, mut holds)) = find(keyspace, object)? {
+                holds.value.mode = Some(Mode::Read);
+                holds.expire_after(most);
             }
-            return Ok(true);
-        }
-        holds.value.counts.remove(field);
-        let most = longest_reader_remaining(keyspace, self.keys)?;
-        if most.is_zero() {
-            keyspace.remove(object.key());
-        } else if let Some((_, mut holds)) = find(keyspace, object)? {
-            holds.value.mode = Some(Mode::Read);
-            holds.expire_after(most);
-        }
-        wake_all(keyspace, object);
-        Ok(true)
-    }
+            wake_all(keyspace, object);
+            Ok(true)
+        },
+    )
 }
 
 /// Renews the leases of many writers. A writer's lease is the expiry of the lock's key.

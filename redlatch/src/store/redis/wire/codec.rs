@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::step::{Args, ErrorReply, ScriptReply};
+use crate::step::{Arg, ErrorReply, ScriptReply};
 
 /// Limit of one text: that of Redis (`proto-max-bulk-len`).
 const MAX_TEXT: usize = 512 * 1024 * 1024;
@@ -64,8 +64,25 @@ impl Cmd {
         self.bytes.len()
     }
 
+    pub(in super::super) fn text(&mut self, text: &str) {
+        write_text(&mut self.bytes, text.as_bytes());
+        self.args += 1;
+    }
+
+    pub(in super::super) fn number(&mut self, number: i64) {
+        let (size, is_negative) = (number.unsigned_abs(), number < 0);
+        let digits = size.checked_ilog10().unwrap_or(0) as usize + 1;
+        write_length(&mut self.bytes, b'$', digits + usize::from(is_negative));
+        if is_negative {
+            self.bytes.push(b'-');
+        }
+        write_digits(&mut self.bytes, size);
+        self.bytes.extend_from_slice(b"\r\n");
+        self.args += 1;
+    }
+
     /// Adds the number of keys and the keys of a step, behind its script. What is added later are its arguments.
-    pub(in super::super) fn keys(&mut self, keys: &[&str]) {
+    pub(in super::super) fn keys(&mut self, keys: &[Cow<'_, str>]) {
         let numbered = self.bytes.len();
         self.number(keys.len() as i64);
         let first = self.bytes.len();
@@ -73,10 +90,14 @@ impl Cmd {
         self.parts = [numbered, first, self.bytes.len()];
     }
 
-    /// Returns the number of arguments behind the keys of a step.
-    pub(in super::super) fn script_args(&self, keys: usize) -> usize {
-        // Behind EVALSHA, the SHA and the number of keys.
-        self.args - 3 - keys
+    /// Adds the arguments of a step, behind its keys.
+    pub(in super::super) fn args(&mut self, args: &[Arg<'_>]) {
+        for arg in args {
+            match arg {
+                Arg::Text(text) => self.text(text),
+                Arg::Number(number) => self.number(*number),
+            }
+        }
     }
 
     /// Returns the command that runs a step by the source of its script, alone: its keys are not marked.
@@ -104,25 +125,6 @@ impl Cmd {
     pub(super) fn write_to(&self, out: &mut Vec<u8>) {
         write_header(out, self.args);
         out.extend_from_slice(&self.bytes);
-    }
-}
-
-impl Args for Cmd {
-    fn text(&mut self, text: &str) {
-        write_text(&mut self.bytes, text.as_bytes());
-        self.args += 1;
-    }
-
-    fn number(&mut self, number: i64) {
-        let (size, is_negative) = (number.unsigned_abs(), number < 0);
-        let digits = size.checked_ilog10().unwrap_or(0) as usize + 1;
-        write_length(&mut self.bytes, b'$', digits + usize::from(is_negative));
-        if is_negative {
-            self.bytes.push(b'-');
-        }
-        write_digits(&mut self.bytes, size);
-        self.bytes.extend_from_slice(b"\r\n");
-        self.args += 1;
     }
 }
 
@@ -395,11 +397,10 @@ mod tests {
     #[test]
     fn step_can_be_sent_by_its_source() {
         let mut cmd = Cmd::of(&["EVALSHA", "sha"]);
-        cmd.keys(&["k1", "k2"]);
+        cmd.keys(&["k1", "k2"].map(Cow::from));
         cmd.text("arg");
-        assert_eq!(cmd.script_args(2), 1);
         let mut eval = Cmd::of(&["EVAL", "the source"]);
-        eval.keys(&["k1", "k2"]);
+        eval.keys(&["k1", "k2"].map(Cow::from));
         eval.text("arg");
         assert_eq!(bytes_of(&cmd.with_source("the source")), bytes_of(&eval));
         let (keys, args) = cmd.key_and_arg_bytes();

@@ -550,7 +550,7 @@ mod tests {
 
     use super::super::codec::{Decoder, Frame};
     use super::*;
-    use crate::step::{Args as _, Script};
+    use crate::step::Script;
 
     static GET: Script = Script::batchable("return KEYS[1]", 1, 1);
     static SET: Script = Script::batchable("return ARGV[1]", 1, 1);
@@ -561,7 +561,7 @@ mod tests {
 
     fn step(of: &str, number: usize) -> Cmd {
         let mut cmd = Cmd::of(&["EVALSHA", of]);
-        cmd.keys(&[&format!("key{number}")]);
+        cmd.keys(&[format!("key{number}").into()]);
         cmd.text(&format!("arg{number}"));
         cmd
     }
