@@ -22,28 +22,25 @@
 //! - *A loss is reported to the guard of another period, or not at all.* `lost()` completes only in
 //!   the period in which it was called. Mutant `loss-not-reported`.
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::error::{Error, Loss, Result};
-use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::metrics::{Kind, KindMetrics};
+use crate::metrics::KindMetrics;
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
-use crate::step::{Script, ScriptReply, Step};
 use crate::sync::{Mutex, wait_for};
 
 pub(crate) mod fair_waiters;
 mod fairness;
+mod kind;
 mod ledger;
 mod limits;
 mod period;
@@ -53,240 +50,16 @@ mod state;
 pub(crate) use fairness::{
     ASK_LIMIT, HandOver, HandOverLimit, NotHandedOver, OtherClients, Yielding, Yields,
 };
+pub use kind::Holder;
+pub(crate) use kind::{
+    AcquireParams, HoldKind, QueueKind, ReassignParams, ReleaseParams, Renewal, Renewed, Share,
+    Spec, TransferParams, Transferred,
+};
 pub(crate) use limits::{HoldLimits, RunningLimits};
 pub(crate) use period::PeriodId;
 pub(crate) use state::{
     Due, HoldSnapshot, HoldState, RenewalTimes, TicketHold, WatchAction, WatchdogState,
 };
-
-/// How much of an object a request acquires.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Share {
-    /// All of it: a lock.
-    Whole,
-    /// This many permits.
-    Permits(u32),
-}
-
-/// What a primitive defines about its holds: how they are renewed and released.
-pub(crate) trait HoldKind: Send + Sync {
-    /// The object that is held.
-    fn object(&self) -> &Arc<ObjectKeys>;
-
-    /// Returns the kind of which its metrics are.
-    fn metric_kind(&self) -> Kind;
-
-    /// Returns the channel that wakes only this owner, if waiters have a channel each.
-    fn waiter_channel(&self, field: &str) -> Option<String> {
-        let _ = field;
-        None
-    }
-
-    /// Returns how much of the object a hold is.
-    fn share(&self) -> Share {
-        Share::Whole
-    }
-
-    /// Returns how a server renews a hold.
-    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a>;
-
-    /// The rule for the same. Without a lease nothing changes, and it returns whether the hold exists.
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed>;
-
-    /// Sets the hold count in the store. 0 releases the hold, and removes anything that its owner left in the
-    /// store while it waited. Replies whether the owner held it.
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool>;
-
-    /// Returns whether there is a [transfer](HoldKind::transfer).
-    fn can_transfer(&self) -> bool {
-        false
-    }
-
-    /// Passes the object on to a waiter whose hold is of this kind, in one step.
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
-        let _ = params;
-        None
-    }
-
-    /// Grants the object to the owner that waits first in the queue of a fair lock with the same key, if the object is free, or
-    /// wakes it. Releases do not look at that queue.
-    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<Step<'a, ()>> {
-        let _ = object;
-        None
-    }
-
-    /// Puts another owner in the place of this one, with hold count 1, in one step. Replies whether the other owner holds
-    /// the object now.
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
-        let _ = params;
-        None
-    }
-
-    /// Returns whether a full release frees the object, or a part that others can acquire, and publishes that.
-    fn release_frees(&self) -> bool {
-        true
-    }
-
-    /// Another object that the same owner may hold and that blocks waiters for this one. An owner that
-    /// holds it must not wait behind them.
-    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
-        None
-    }
-
-    /// The step that undoes an acquisition within the same script. It notifies no waiter, because no other
-    /// client can have seen the acquisition. It sets the hold count back to `keep` and the end of the lease
-    /// to [`Hold::end`].
-    ///
-    /// A kind with this step can be part of a script that acquires all of several objects or none. Its
-    /// acquisition script must reply a number if the object is not available, and anything else if it was
-    /// acquired.
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {
-        let _ = (hold, keep);
-        None
-    }
-}
-
-/// The arguments of a release.
-#[derive(Clone, Copy)]
-pub(crate) struct ReleaseParams<'a> {
-    pub(crate) hold: &'a Hold,
-    /// The hold count to keep; 0 releases the hold.
-    pub(crate) keep: u32,
-    /// The new lease; `None` leaves it unchanged.
-    pub(crate) lease: Option<Lease>,
-}
-
-impl ReleaseParams<'_> {
-    /// Returns the key of the requests from which this has to remove the owner: see [`Hold::requests_key`].
-    pub(crate) fn requests_key(&self) -> Option<String> {
-        self.hold.requests_key().filter(|_| self.keep == 0)
-    }
-}
-
-/// The arguments of a step that puts another owner in the place of the holder.
-pub(crate) struct ReassignParams<'a> {
-    pub(crate) hold: &'a Hold,
-    /// The other owner as the store knows it.
-    pub(crate) to: String,
-    /// Its lease, which may end earlier than that of the holder.
-    pub(crate) lease: Lease,
-    /// Whether an owner that was asked to release the object is not replaced. Otherwise its request is removed.
-    pub(crate) unless_asked: bool,
-}
-
-impl ReassignParams<'_> {
-    /// Returns the key of the requests in which this has to look, or from which it has to remove the owner.
-    pub(crate) fn requests_key(&self) -> Option<String> {
-        match self.unless_asked {
-            true => Some(self.hold.object.requests_key()),
-            false => self.hold.requests_key(),
-        }
-    }
-}
-
-/// The arguments of a transfer to another owner of the same client.
-#[derive(Clone, Copy)]
-pub(crate) struct TransferParams<'a> {
-    pub(crate) from: &'a Hold,
-    /// The hold of the waiter.
-    pub(crate) to: &'a Hold,
-    /// Lease of the waiter's hold.
-    pub(crate) lease: Lease,
-    /// Number of this client's subscriptions to the object's channel, if others with a subscription prevent the transfer.
-    pub(crate) own_subscriptions: Option<u32>,
-}
-
-/// Result of a transfer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transferred {
-    /// The waiter holds the object, with hold count 1. A fenced lock returns the token of this acquisition, other kinds 0.
-    ToWaiter { token: u64 },
-    /// The owner still holds the object: other clients wait for it, or it cannot be passed on (none).
-    Kept { others: OtherClients },
-    /// The owner did not hold the object. Nothing changed.
-    NotHeld,
-}
-
-/// Result of the renewal, or of the check, of one hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Renewed {
-    /// The owner does not hold the object.
-    NotHeld,
-    /// The owner holds the object.
-    Held,
-    /// The owner holds the object, and was asked to release it. With a limit, the lease was extended until then at most.
-    Asked {
-        /// Time until the hold is not renewed any more.
-        limit: Option<Duration>,
-    },
-}
-
-impl Renewed {
-    pub(crate) fn is_held(self) -> bool {
-        self != Renewed::NotHeld
-    }
-
-    /// Returns the lease that a renewal with `lease` gives: less if the hold was revoked.
-    pub(crate) fn limit(self, lease: Duration) -> Duration {
-        match self {
-            Renewed::Asked { limit: Some(limit) } => lease.min(limit),
-            _ => lease,
-        }
-    }
-
-    /// Parses the reply of a script: 0 not held, 1 held, -1 asked without a limit, else the milliseconds until the limit
-    /// plus 2.
-    pub(crate) fn parse(reply: ScriptReply) -> Result<Renewed> {
-        Ok(match reply.integer()? {
-            0 => Renewed::NotHeld,
-            1 => Renewed::Held,
-            left => Renewed::Asked {
-                limit: u64::try_from(left - 2).ok().map(Duration::from_millis),
-            },
-        })
-    }
-}
-
-impl From<bool> for Renewed {
-    fn from(held: bool) -> Renewed {
-        match held {
-            true => Renewed::Held,
-            false => Renewed::NotHeld,
-        }
-    }
-}
-
-/// How a server renews one hold: with a script that renews many, of all kinds that share it.
-///
-/// KEYS of the script are the keys of the holds; ARGV are the lease (0: only check) and then the arguments of
-/// each hold. Its reply for each: see [`Renewed::parse`].
-///
-/// The script also wakes a waiter for each lock that disappeared without a release. Otherwise waiters sleep
-/// until the end of the lease that the store last reported to them.
-pub(crate) struct Renewal<'a> {
-    pub(crate) script: &'static Script,
-    /// The key by which the script finds the hold.
-    pub(crate) key: &'a str,
-    pub(crate) args: SmallVec<[Cow<'a, str>; 3]>,
-    /// Cost for the server, relative to a plain lock.
-    pub(crate) weight: usize,
-}
-
-impl<'a> Renewal<'a> {
-    /// Returns the renewal of a lock. The script wakes a waiter on this channel.
-    pub(crate) fn of_lock(
-        script: &'static Script,
-        hold: &'a Hold,
-        channel: &'a str,
-    ) -> Renewal<'a> {
-        Renewal {
-            script,
-            key: hold.object.key(),
-            args: smallvec![(&*hold.field).into(), channel.into()],
-            weight: 1,
-        }
-    }
-}
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
 /// failed because the store could not be reached.

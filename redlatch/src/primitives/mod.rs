@@ -5,7 +5,7 @@
 //!    that implements `Rules` (acquire, inspect, force, wait channel) and `HoldKind` (renew,
 //!    release, undo). `Lock<K>` with `Acquire` and `Guard` in `lock` does the rest for all of them.
 //!    Each kind has its own type of keys, so a step can name only keys that its kind has. Fenced
-//!    and spin locks have the holds of the re-entrant lock (`ReentrantHolds`). An election is a
+//!    and spin locks have the holds of the re-entrant lock (`ReentrantKind`). An election is a
 //!    kind, too: its steps contain the scripts of the fair lock as functions, and a term. A value
 //!    of a group is a kind although all values are fields of one hash: `ObjectKeys` has an identity
 //!    besides the key, by which holds, queues and the order of a multi-lock distinguish them.

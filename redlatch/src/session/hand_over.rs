@@ -378,9 +378,10 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
+    use crate::hold::{AcquireParams, HoldKind as _};
     use crate::keyspace::Keyspace;
     use crate::primitives::differential;
-    use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+    use crate::primitives::lock::Reentrant;
     use crate::step::Outcome;
     use crate::step::ScriptReply;
     use crate::store::embedded::failure_injection::Failure::{NoAnswer, NoEffect, NotSent};

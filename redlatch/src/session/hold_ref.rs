@@ -21,16 +21,16 @@ use crate::wait::TransferClaim;
 
 impl Session {
     /// Returns a reference to the hold of `owner` on the object of `kind`, which is created if there is none.
-    pub(crate) fn hold_ref<K: HoldKind + 'static>(
+    pub(crate) fn hold_ref(
         self: &Arc<Self>,
         owner: Owner,
         field: impl Fn() -> String,
-        kind: &Arc<K>,
+        kind: &Arc<dyn HoldKind>,
     ) -> Result<HoldRef> {
         let object = kind.object();
         let mut holds = self.holds.lock();
         let new_hold = || {
-            let metrics = self.metrics().of(kind.metric_kind(), Some(object.name()));
+            let metrics = self.metrics().of(kind.spec().metric, Some(object.name()));
             Hold::new(owner, field(), kind.clone(), metrics)
         };
         let entry = holds

@@ -227,7 +227,7 @@ impl HoldRef {
             Some(step) => (step, false),
             None => {
                 let step = hold.kind.release(ReleaseParams { hold, keep, lease });
-                (step, keep == 0 && hold.kind.release_frees())
+                (step, keep == 0 && hold.kind.spec().release_frees)
             }
         }
     }
@@ -255,7 +255,7 @@ impl HoldRef {
         repeated: bool,
     ) -> Result<bool> {
         let session = &self.session;
-        if keep == 0 && hold.kind.release_frees() && !reply {
+        if keep == 0 && hold.kind.spec().release_frees && !reply {
             // There may be no message, so another waiter's request is necessary to learn who holds it now.
             session.waiting.wake(hold.object.channel());
         }

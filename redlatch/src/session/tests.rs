@@ -9,11 +9,11 @@ use super::registry::MixHasher;
 use super::settle::{PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
 use crate::error::{Error, Loss};
-use crate::hold::PeriodId;
+use crate::hold::HoldKind as _;
+use crate::hold::{AcquireParams, PeriodId};
 use crate::kind::LockKind;
 use crate::owner::Owner;
 use crate::primitives::fair_lock::Fair;
-use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
@@ -773,7 +773,7 @@ async fn granted_request(answer: Option<Failure>) -> (Lock<Fair>, HoldRef, Terms
     let peer = Client::builder().connect_embedded(&store).unwrap();
     let held = peer.fair_lock("a").lock().await.unwrap();
     let lock = client.fair_lock("a");
-    let hold_ref = lock.hold_ref(Owner::new()).unwrap();
+    let hold_ref = lock.erased().hold_ref(Owner::new()).unwrap();
     let terms = hold_ref.session.terms(None, true);
     store.fail([answer]);
     assert!(!attempt(&lock, &hold_ref, terms).await);

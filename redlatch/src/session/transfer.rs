@@ -61,7 +61,7 @@ impl HoldRef {
     /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
     pub(super) fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
         let session = &self.session;
-        if !from.kind.can_transfer() || session.waiting.channels.is_empty() {
+        if !from.kind.spec().transfers || session.waiting.channels.is_empty() {
             return None;
         }
         let can_ask = session.store.counts_subscribers();

@@ -42,7 +42,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::error::{Error, Result};
-use crate::hold::Share;
+use crate::hold::{QueueKind, Share};
 use crate::join::Boxed;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
@@ -54,7 +54,6 @@ mod subscription;
 mod waiter;
 
 pub(crate) use limits::{Limits, Request};
-pub(crate) use queue::QueueKind;
 use queue::{Next, ROUNDING, Turn};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Attempt, Limits, QueueKind, Request, WaitQueues};
+use super::{Attempt, Limits, Request, WaitQueues};
 use crate::error::Result;
+use crate::hold::QueueKind;
 use crate::join::Boxed;
 use crate::step::Outcome;
 use crate::store::Progress;

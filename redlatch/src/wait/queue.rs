@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use crate::client_registry::REGISTERED_AFTER;
 use crate::error::Error;
-use crate::hold::{Share, Yielding, Yields};
+use crate::hold::{QueueKind, Share, Yielding, Yields};
 use crate::store::LastContact;
 
 /// Added to times of the store, which truncates them to whole milliseconds. Without it a waiter
@@ -37,14 +37,6 @@ pub(super) const ROUNDING: Duration = Duration::from_millis(1);
 
 /// How long an offer waits to be taken.
 const OFFERED_FOR: Duration = Duration::from_millis(10);
-
-/// The queues of an object. A waiter that can share the object does not wait behind one that
-/// cannot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QueueKind {
-    Exclusive,
-    Shared,
-}
 
 /// The queues of one object. `W` wakes a waiter, `O` is an offer, and `C` is what a release must
 /// know to acquire the object for a waiter.

@@ -8,6 +8,7 @@ use redlatch_testkit::Log;
 use super::*;
 use crate::background::Background;
 use crate::background::Counted;
+use crate::hold::QueueKind;
 use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::store::embedded::Embedded;

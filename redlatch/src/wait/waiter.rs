@@ -12,12 +12,12 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Attempt;
-use super::queue::{Next, Queue, QueueKind, Queues, Serves, Turn};
+use super::queue::{Next, Queue, Queues, Serves, Turn};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
 use crate::background::{Background, Counted};
 use crate::client_registry::RegisteredWait;
 use crate::environment::{random_fraction, task};
-use crate::hold::{Share, Yields};
+use crate::hold::{QueueKind, Share, Yields};
 use crate::lease::Lease;
 use crate::metrics::Metrics;
 use crate::name::ObjectKeys;

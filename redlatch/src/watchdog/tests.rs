@@ -6,12 +6,12 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::error::Result;
-use crate::hold::{HoldKind, HoldLimits, ReleaseParams};
+use crate::hold::{AcquireParams, HoldKind, HoldLimits, Holder, ReleaseParams, Spec};
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::ClientId;
 use crate::primitives::differential;
-use crate::step::Step;
+use crate::step::{Outcome, Step};
 use crate::store::embedded::Embedded;
 use crate::wait::ChannelMap;
 
@@ -28,8 +28,20 @@ struct RecordingKind {
 }
 
 impl HoldKind for Arc<RecordingKind> {
-    fn metric_kind(&self) -> Kind {
-        Kind::Lock
+    fn spec(&self) -> Spec {
+        Spec::of(Kind::Lock)
+    }
+
+    fn acquire<'a>(&'a self, _: AcquireParams<'a>) -> Step<'a, Outcome> {
+        unreachable!("the watchdog acquires nothing")
+    }
+
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        unreachable!("the watchdog lists nothing")
+    }
+
+    fn force(&self) -> Step<'_, bool> {
+        unreachable!("the watchdog releases nothing")
     }
 
     fn object(&self) -> &Arc<ObjectKeys> {

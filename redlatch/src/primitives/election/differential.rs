@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use super::rules;
 use super::{Elected, ElectionKeys, Leader};
-use crate::hold::Hold;
+use crate::hold::HoldKind as _;
+use crate::hold::{AcquireParams, Hold};
 use crate::lease::Expiry;
 use crate::owner::OwnerId;
 use crate::primitives::differential::{
@@ -17,7 +18,6 @@ use crate::primitives::differential::{
     number_texts, time,
 };
 use crate::primitives::fair_lock::Fair;
-use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]

@@ -48,7 +48,7 @@ use std::time::Duration;
 pub use self::observer::Observer;
 pub(crate) use self::rules::{INVALID_EPOCH, Term};
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
+use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec};
 use crate::join::Boxed;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -58,7 +58,7 @@ use crate::owner::{Owner, OwnerId};
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::inspect::Waiter;
-use crate::primitives::lock::{self, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{self, Guard, Holder, Lock, OwnedKind};
 use crate::primitives::revocation::Revocable;
 use crate::session::Session;
 use crate::step::{Outcome, Step};
@@ -445,8 +445,8 @@ impl HoldKind for Elected {
         self.fair.object()
     }
 
-    fn metric_kind(&self) -> Kind {
-        Kind::Election
+    fn spec(&self) -> Spec {
+        Spec::of(Kind::Election)
     }
 
     fn waiter_channel(&self, field: &str) -> Option<String> {
@@ -467,9 +467,7 @@ impl HoldKind for Elected {
         let lock = self.fair.release(params);
         rules::release(lock, params, &self.keys, successor, turn)
     }
-}
 
-impl Rules for Elected {
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         rules::acquire(
             self.fair.acquire(params),

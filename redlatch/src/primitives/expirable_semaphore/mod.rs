@@ -20,14 +20,14 @@ pub use self::permit_id::PermitId;
 use self::permit_id::{join_ids, split_ids};
 use self::rules::{Counts, MAX_PERMITS, ReleaseMode};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, Share};
+use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Share, Spec};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, PermitKeys};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::counter::UnsetWarning;
-use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
+use crate::primitives::lock::{Acquire, Guard, Holder, Lock, TryAcquire};
 use crate::session::Session;
 use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
@@ -604,8 +604,12 @@ impl HoldKind for Permits {
         &self.keys.object
     }
 
-    fn metric_kind(&self) -> Kind {
-        Kind::ExpirableSemaphore
+    fn spec(&self) -> Spec {
+        Spec {
+            has_owner: false,
+            hands_over: true,
+            ..Spec::of(Kind::ExpirableSemaphore)
+        }
     }
 
     fn share(&self) -> Share {
@@ -634,14 +638,6 @@ impl HoldKind for Permits {
         };
         let step = rules::release(&self.keys, ids, mode);
         step.map(move |released| Ok(released == split_ids(ids).count()))
-    }
-}
-
-impl Rules for Permits {
-    const OWNED: bool = false;
-
-    fn hands_over(&self) -> bool {
-        true
     }
 
     fn check(&self) -> Result<()> {
@@ -682,9 +678,5 @@ impl Rules for Permits {
     fn field(&self, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
         join_ids(&ids)
-    }
-
-    fn excludes_waiters(&self) -> bool {
-        false
     }
 }

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
 use crate::error::Result;
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams};
 use crate::name::owner_of;
 use crate::primitives::differential::hold;
-use crate::primitives::lock::{AcquireParams, Holder, Rules};
+use crate::primitives::lock::Holder;
 use crate::step::Outcome;
 
 type Acquire = dyn Fn(&mut World, AcquireParams<'_>) -> Result<Outcome>;
@@ -27,7 +27,7 @@ pub(crate) struct Party {
 }
 
 impl Party {
-    pub(crate) fn new<K: Rules + Clone>(owner: u8, kind: K, exclusive: bool) -> Party {
+    pub(crate) fn new<K: HoldKind + Clone>(owner: u8, kind: K, exclusive: bool) -> Party {
         let inspected = kind.clone();
         Party {
             owner,

@@ -10,14 +10,15 @@ use proptest::prelude::*;
 use super::Fair;
 use super::rules;
 use crate::error::Result;
-use crate::hold::{Hold, ReleaseParams, Transferred};
+use crate::hold::HoldKind as _;
+use crate::hold::{AcquireParams, Hold, ReleaseParams, Transferred};
 use crate::lease::Lease;
 use crate::name::CandidateKeys;
 use crate::primitives::differential::{
     Differential, TransferMove, assert_equivalent_times, hold, lease, time,
 };
 use crate::primitives::inspect::{ObjectState, Waiter, inspect_names};
-use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::primitives::lock::Reentrant;
 use crate::session::check_hand_over;
 use crate::step::Outcome;
 

@@ -17,14 +17,16 @@ pub(super) use self::queue::FairQueue;
 use self::rules::Acquire;
 pub(super) use self::rules::serve_queue;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed};
+use crate::hold::{
+    AcquireParams, Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, Spec,
+};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::{ObjectState, Waiter, inspect};
-use crate::primitives::lock::{AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{HasMinimum, Holder, Lock, OwnedKind};
 use crate::primitives::reentrant::reassign::reassign;
 use crate::primitives::reentrant::rules as reentrant;
 use crate::step::{Outcome, Step};
@@ -236,8 +238,11 @@ impl HoldKind for Fair {
         &self.keys.object
     }
 
-    fn metric_kind(&self) -> Kind {
-        Kind::FairLock
+    fn spec(&self) -> Spec {
+        Spec {
+            grants: true,
+            ..Spec::of(Kind::FairLock)
+        }
     }
 
     fn waiter_channel(&self, field: &str) -> Option<String> {
@@ -267,10 +272,6 @@ impl HoldKind for Fair {
             false,
         ))
     }
-}
-
-impl Rules for Fair {
-    const GRANTS: bool = true;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         let acquire = Acquire {

@@ -26,12 +26,11 @@ use std::sync::Arc;
 
 use super::queue::{FairQueue, MAX_SLEEP};
 use crate::error::Result;
-use crate::hold::requests;
+use crate::hold::{AcquireParams, requests};
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::{FairKeys, ObjectKeys};
-use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock::rules::{is_held, parse_forced};
 use crate::primitives::reentrant::rules::{
     self as reentrant, parse_outcome, set_hold_count, try_acquire, wait_outcome, was_deleted,

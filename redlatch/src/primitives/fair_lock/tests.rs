@@ -9,11 +9,10 @@ use super::Fair;
 use super::queue::FairQueue;
 use super::rules::{self, Acquire};
 use crate::error::Result;
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::{AcquireParams, Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
 use crate::primitives::differential::hold;
-use crate::primitives::lock::AcquireParams;
 use crate::step::Outcome;
 
 const WAIT: u64 = 10_000;

@@ -7,11 +7,12 @@ use proptest::prelude::*;
 
 use super::rules;
 use super::{Fenced, MAX_TOKEN, token};
+use crate::hold::AcquireParams;
+use crate::hold::HoldKind as _;
 use crate::name::term_key;
 use crate::primitives::differential::{
     TransferMove, assert_equivalent, hold, lease, number_texts, time,
 };
-use crate::primitives::lock::{AcquireParams, Rules as _};
 
 #[derive(Debug, Clone)]
 enum Move {

@@ -11,10 +11,11 @@ pub(crate) mod token;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::hold::{AcquireParams, Spec};
 use crate::metrics::Kind;
 use crate::name::{FencedKeys, ObjectKeys, term_key};
-use crate::primitives::lock::{AcquireParams, Guard, HasMinimum, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::reentrant::{self, ReentrantHolds};
+use crate::primitives::lock::{Guard, HasMinimum, Lock, OwnedKind};
+use crate::primitives::reentrant::ReentrantKind;
 use crate::step::{Outcome, Step};
 
 /// A lock whose every acquisition returns a *fencing token*, a number greater than the tokens of
@@ -201,29 +202,23 @@ impl Guard<FencedLock> {
     }
 }
 
-impl ReentrantHolds for Fenced {
-    fn object(&self) -> &Arc<ObjectKeys> {
+impl ReentrantKind for Fenced {
+    fn keys(&self) -> &Arc<ObjectKeys> {
         &self.keys.object
     }
 
-    const METRIC_KIND: Kind = Kind::FencedLock;
-    const TRANSFERS: bool = true;
-
-    fn token_key(&self) -> Option<&str> {
-        Some(&self.keys.token)
+    fn spec(&self) -> Spec {
+        Spec {
+            transfers: true,
+            ..Spec::of(Kind::FencedLock)
+        }
     }
-}
 
-impl Rules for Fenced {
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         rules::acquire(params, &self.keys)
     }
 
-    fn inspect(&self) -> Step<'_, Vec<Holder>> {
-        reentrant::rules::inspect(ReentrantHolds::object(self))
-    }
-
-    fn force(&self) -> Step<'_, bool> {
-        reentrant::rules::force(ReentrantHolds::object(self))
+    fn token_key(&self) -> Option<&str> {
+        Some(&self.keys.token)
     }
 }

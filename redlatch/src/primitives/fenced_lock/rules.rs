@@ -11,12 +11,12 @@ use std::borrow::Cow;
 
 use super::token;
 use crate::error::Result;
+use crate::hold::AcquireParams;
 use crate::keyspace::Holds;
 use crate::lease::Expiry;
 use crate::name::FencedKeys;
 use crate::primitives::counter::read_number;
 use crate::primitives::election::{INVALID_EPOCH, Term};
-use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock::rules::wrong_kind;
 use crate::primitives::reentrant::rules::{try_acquire, wait_outcome};
 use crate::step::{Outcome, ScriptReply, Step, args, script, unexpected_reply};

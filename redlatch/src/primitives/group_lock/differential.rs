@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::{Group, GroupValue};
+use crate::hold::AcquireParams;
+use crate::hold::HoldKind as _;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
-use crate::primitives::lock::{AcquireParams, Rules as _};
 
 #[derive(Debug, Clone)]
 enum Move {

@@ -18,12 +18,12 @@ use tokio::time::Instant;
 pub use self::value::GroupValue;
 use crate::client::Client;
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
+use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{GroupKeys, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{Holder, Lock, OwnedKind};
 use crate::primitives::multi_lock::MultiLock;
 use crate::step::{Outcome, Step};
 
@@ -128,8 +128,8 @@ impl HoldKind for Group {
         &self.keys.object
     }
 
-    fn metric_kind(&self) -> Kind {
-        Kind::GroupLock
+    fn spec(&self) -> Spec {
+        Spec::of(Kind::GroupLock)
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
@@ -164,9 +164,7 @@ impl HoldKind for Group {
         let restored_lease = Some(Lease::from_remaining(left));
         Some(rules::release(params, &self.keys, restored_lease))
     }
-}
 
-impl Rules for Group {
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         rules::acquire(params, &self.keys)
     }

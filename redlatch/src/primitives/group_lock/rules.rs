@@ -34,12 +34,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::{AcquireParams, Hold, ReleaseParams};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::name::GroupKeys;
+use crate::primitives::lock::Holder;
 use crate::primitives::lock::rules::{parse_holder, wrong_kind};
-use crate::primitives::lock::{AcquireParams, Holder};
 use crate::primitives::reentrant::rules::parse_outcome;
 use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
 

@@ -5,12 +5,14 @@ use proptest::prelude::*;
 
 use super::rules::inspect_names;
 use super::{ObjectState, Waiter};
+use crate::hold::AcquireParams;
+use crate::hold::HoldKind as _;
 use crate::lease::Expiry;
 use crate::name::CandidateKeys;
 use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
 use crate::primitives::expirable_semaphore::HeldPermit;
 use crate::primitives::fenced_lock::Fenced;
-use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::primitives::lock::Reentrant;
 
 #[derive(Debug, Clone)]
 enum Move {

@@ -6,50 +6,32 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::report::report;
-use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
+use super::{AcquireOnce, AnyLock, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::{HoldLimits, PeriodId, Share};
+use crate::hold::{AcquireParams, HoldLimits, PeriodId, QueueKind, Share};
 use crate::join::Boxed;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::{HandedOver, HoldRef, RequestedHold, Terms, TransferredHold};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, Limits, Offer, QueueKind, Request, TransferClaim};
+use crate::wait::{Attempt, Limits, Offer, Request, TransferClaim};
 
 impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
 
     fn metrics(&self) -> KindMetrics {
         let metrics = self.session.metrics();
-        metrics.of(self.kind.metric_kind(), Some(self.name()))
+        metrics.of(self.kind.spec().metric, Some(self.name()))
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
-        let session = &self.session;
-        session.background.remember_runtime()?;
-        let kind = self.valid_kind()?;
-        kind.check()?;
-        let mut terms = session.terms(options.lease()?, self.reentrant);
-        let limits = options.limits(session.outage_limit);
-        let hold_limits = options.hold_limits()?;
-        // Boxed: most requests have an owner of their own and should not carry these futures.
-        if let Some(hold_ref) = options.reenters() {
-            options.set_note(&hold_ref.hold);
-            let hold_ref = HoldRef::clone(hold_ref);
-            let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
-            return Box::pin(acquiring).await;
-        }
-        if let Some(owner) = options.owner().filter(|_| K::OWNED) {
-            return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
-        }
-        terms.transferable = session.hands_over && terms.renewed && kind.hands_over();
-        let hold_ref = self.hold_ref_for(Owner::new(), options)?;
-        self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
-            .await
+        let acquired = self.erased().acquire(options).await?;
+        let held =
+            |(hold_ref, terms, token)| HeldLock::new(hold_ref, terms, self.kind.clone(), token);
+        Ok(acquired.map(held))
     }
 
     fn waiting_at_most(self, wait: Duration) -> Lock<K> {
@@ -60,7 +42,35 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
     }
 }
 
-impl<K: LockKind> Lock<K> {
+/// What a request has acquired, with its terms and the fencing token.
+type Acquired = (HoldRef, Terms, u64);
+
+impl AnyLock {
+    async fn acquire(self, options: &Options) -> Result<Option<Acquired>> {
+        let session = &self.session;
+        session.background.remember_runtime()?;
+        self.kind.object().check()?;
+        self.kind.check()?;
+        let spec = self.kind.spec();
+        let mut terms = session.terms(options.lease()?, self.reentrant);
+        let limits = options.limits(session.outage_limit);
+        let hold_limits = options.hold_limits()?;
+        // Boxed: most requests have an owner of their own and should not carry these futures.
+        if let Some(hold_ref) = options.reenters() {
+            options.set_note(&hold_ref.hold);
+            let hold_ref = HoldRef::clone(hold_ref);
+            let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
+            return Box::pin(acquiring).await;
+        }
+        if let Some(owner) = options.owner().filter(|_| spec.has_owner) {
+            return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
+        }
+        terms.transferable = session.hands_over && terms.renewed && spec.hands_over;
+        let hold_ref = self.hold_ref_for(Owner::new(), options)?;
+        self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
+            .await
+    }
+
     /// Returns the owner's hold, with the note of the request.
     fn hold_ref_for(&self, owner: Owner, options: &Options) -> Result<HoldRef> {
         let hold_ref = self.hold_ref(owner)?;
@@ -75,7 +85,7 @@ impl<K: LockKind> Lock<K> {
         terms: Terms,
         limits: Limits,
         options: &Options,
-    ) -> Result<Option<HeldLock<K>>> {
+    ) -> Result<Option<Acquired>> {
         loop {
             let hold_ref = self.hold_ref_for(owner, options)?;
             let hold = hold_ref.hold.clone();
@@ -102,7 +112,7 @@ impl<K: LockKind> Lock<K> {
         limits: Limits,
         hold_limits: Option<&HoldLimits>,
         owner_is_named: bool,
-    ) -> impl Future<Output = Result<Option<HeldLock<K>>>> + Send {
+    ) -> impl Future<Output = Result<Option<Acquired>>> + Send {
         async move {
             let progress = Progress::default();
             // Boxed, as is its future below, so that programs that do not log at this level do not pay for them.
@@ -146,15 +156,14 @@ impl<K: LockKind> Lock<K> {
                 Some(_) => tracing::debug!(holds = hold_ref.hold.snapshot().count, "acquired"),
                 None => tracing::debug!("not acquired"),
             }
-            let kind = self.kind.clone();
-            Ok(token.map(|token| HeldLock::new(hold_ref, terms, kind, token)))
+            Ok(token.map(|token| (hold_ref, terms, token)))
         }
     }
 }
 
 /// A request for a lock, from its first attempt until it is acquired, refused or dropped.
-struct LockRequest<'a, K: LockKind> {
-    lock: &'a Lock<K>,
+struct LockRequest<'a> {
+    lock: &'a AnyLock,
     requested: RequestedHold<'a>,
     progress: &'a Progress,
     /// Whether the caller chose the owner. Then other callers may acquire for it at the same time.
@@ -171,7 +180,7 @@ struct LockRequest<'a, K: LockKind> {
     handed_over: Option<Box<HandedOver>>,
 }
 
-impl<K: LockKind> Request for LockRequest<'_, K> {
+impl Request for LockRequest<'_> {
     type Acquired = u64;
 
     async fn acquire(&mut self, waits: bool) -> Result<Option<u64>> {
@@ -184,7 +193,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
     }
 }
 
-impl<K: LockKind> LockRequest<'_, K> {
+impl LockRequest<'_> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome>> + Send {
         let step = move |hold, count| {
@@ -231,11 +240,11 @@ impl<K: LockKind> LockRequest<'_, K> {
     }
 }
 
-impl<K: LockKind> LockRequest<'_, K> {
+impl LockRequest<'_> {
     /// Returns the number of the next attempt, if it accepts a grant; else 0. With a fixed lease it does not: the
     /// guard would have less than the lease.
     fn next_number(&self) -> i64 {
-        let accepts = K::GRANTS
+        let accepts = self.lock.kind.spec().grants
             && self.requested.hold_ref.session.accepts_grants
             && self.waits
             && self.requested.terms.renewed;
@@ -247,7 +256,7 @@ impl<K: LockKind> LockRequest<'_, K> {
     }
 }
 
-impl<K: LockKind> Attempt for LockRequest<'_, K> {
+impl Attempt for LockRequest<'_> {
     type Grant = u64;
 
     fn channel(&self) -> &str {
@@ -259,7 +268,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     fn queue_kind(&self) -> QueueKind {
-        K::QUEUE
+        self.lock.kind.spec().queue
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
@@ -281,7 +290,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let excludes = self.lock.kind.excludes_waiters();
+        let excludes = self.lock.kind.spec().excludes_waiters();
         excludes.then(|| self.requested.terms.lease.duration())
     }
 
@@ -295,7 +304,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
     fn claim(&self) -> Option<TransferClaim> {
         let HoldRef { session, hold, .. } = self.requested.hold_ref;
-        let can_transfer = session.hands_over && self.lock.kind.can_transfer();
+        let can_transfer = session.hands_over && self.lock.kind.spec().transfers;
         (can_transfer && !session.store.awaits_replicas()).then(|| TransferClaim {
             hold: hold.clone(),
             lease: self.requested.terms.lease,
@@ -311,7 +320,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         let offer = match offer.downcast::<TransferredHold>() {
             Ok(transferred) => {
                 // It may have been claimed for another request of the same owner.
-                let can_transfer = kind.can_transfer();
+                let can_transfer = kind.spec().transfers;
                 let taken = can_transfer.then(|| transferred.take(&self.requested));
                 let (token, end) = taken??;
                 return Some((token, Some(end)));
@@ -324,7 +333,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         }
         let offer = offer.downcast::<HandedOver>().ok()?;
         let handed_over = offer.accept(self.share(), self.requested.limits)?;
-        let excludes = kind.excludes_waiters();
+        let excludes = kind.spec().excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
             let mut state = handed_over.hold()?.state();
@@ -353,11 +362,11 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
         let (lock, waiting) = (self.lock.clone(), self.requested.hold_ref.hold.clone());
-        |since| report(lock, waiting, since)
+        |since| lock.report(waiting, since)
     }
 }
 
-impl<K: LockKind> Drop for LockRequest<'_, K> {
+impl Drop for LockRequest<'_> {
     /// Removes the store's record of this waiter. If an attempt is in flight, the step that settles
     /// the attempt removes the record.
     fn drop(&mut self) {

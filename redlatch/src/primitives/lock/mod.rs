@@ -1,10 +1,10 @@
 //! The parts that all locks share: handle, requests and guard.
 //!
-//! A kind of lock supplies its steps ([`Rules`]); everything above them is written once:
+//! A kind of lock supplies its steps ([`HoldKind`]); everything above them is written once:
 //!
 //! 1. [`Lock`] is the handle: a name, a session and the kind's settings.
 //! 2. [`Acquire`] and [`TryAcquire`] are the requests. Run for a lock (`attempt`), they look up the
-//!    owner's hold, wait in the client's queue and run [`Rules::acquire`] with the hold count that
+//!    owner's hold, wait in the client's queue and run [`HoldKind::acquire`] with the hold count that
 //!    the owner should have.
 //! 3. [`Guard`] stands for one count of the hold. Releasing or dropping it decrements the local hold
 //!    count and settles it with the store.
@@ -15,16 +15,14 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client_registry::RegistryEntry;
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind};
-use crate::lease::{Expiry, Lease};
+use crate::hold::HoldKind;
+pub use crate::hold::Holder;
+use crate::lease::Expiry;
 use crate::name::ObjectKeys;
-use crate::owner::{ClientId, Owner, OwnerId};
+use crate::owner::Owner;
 use crate::session::{HoldRef, Session};
-use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
-use crate::wait::QueueKind;
 
 mod acquirable;
 mod attempt;
@@ -40,7 +38,6 @@ pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
 pub use guard::Guard;
 pub(crate) use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;
-pub(crate) use report::report;
 pub use request::{Acquire, TryAcquire};
 
 /// Distinguishes the kinds of lock: a type that carries the keys and the settings of a handle.
@@ -50,9 +47,9 @@ pub use request::{Acquire, TryAcquire};
     private_bounds,
     reason = "sealed: the rules of a kind are the crate's own"
 )]
-pub trait LockKind: Rules {}
+pub trait LockKind: HoldKind + Sized {}
 
-impl<K: Rules> LockKind for K {}
+impl<K: HoldKind> LockKind for K {}
 
 /// The default kind of [`Lock`]: re-entrant, with waiters woken by messages (Redisson: `RLock`).
 #[derive(Debug, Clone)]
@@ -65,87 +62,6 @@ pub trait OwnedKind: LockKind {}
 
 impl<K: LockKind> HasLease for Lock<K> {}
 impl<K: OwnedKind> HasOwner for Lock<K> {}
-
-/// The steps of one kind of lock, and how its waiters wait.
-pub(crate) trait Rules: HoldKind + Sized + 'static {
-    /// Whether a step of another owner may grant the lock to a waiter. If not, each acquisition is requested.
-    const GRANTS: bool = false;
-
-    /// Whether callers can name the owner and acquire again for it.
-    const OWNED: bool = true;
-
-    /// The client's queue in which requests wait.
-    const QUEUE: QueueKind = QueueKind::Exclusive;
-
-    /// Acquires the lock, or returns how long another owner may still hold it.
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome>;
-
-    /// Returns the holders.
-    fn inspect(&self) -> Step<'_, Vec<Holder>>;
-
-    /// Removes all holds, whichever owner has them. Returns whether there were any.
-    fn force(&self) -> Step<'_, bool>;
-
-    /// Returns whether a request may take over the hold of another one of this client. If not, each acquisition needs the
-    /// store.
-    fn hands_over(&self) -> bool {
-        false
-    }
-
-    /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Returns this kind for a caller that waits at most `wait`, if that changes the settings.
-    fn waiting_at_most(&self, wait: Duration) -> Option<Self> {
-        let _ = wait;
-        None
-    }
-
-    /// Returns the hash field that identifies an owner in the store.
-    fn field(&self, client: &ClientId, owner: Owner) -> String {
-        self.object().field(client.owner_id(owner).into())
-    }
-
-    /// Returns the channel on which a waiter is woken.
-    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {
-        let shared = hold.object.channel();
-        hold.waiter_channel.as_deref().unwrap_or(shared)
-    }
-
-    /// Returns how long to sleep before the next attempt, if waiters poll instead of being woken. `tries`: the
-    /// number of earlier pauses.
-    fn pause(&self, tries: u32) -> Option<Duration> {
-        let _ = tries;
-        None
-    }
-
-    /// Returns whether an acquisition blocks the other waiters in the client's queue until a
-    /// message reports its end. Otherwise the next waiter retries immediately, because the lock can be
-    /// shared or its end is not announced.
-    fn excludes_waiters(&self) -> bool {
-        matches!(Self::QUEUE, QueueKind::Exclusive) && self.pause(0).is_none()
-    }
-
-    /// How long the store remembers a waiter, if it does. Giving up then requires a step.
-    fn waiter_ttl(&self) -> Option<Lease> {
-        None
-    }
-}
-
-/// The arguments of an acquisition.
-#[derive(Clone, Copy)]
-pub(crate) struct AcquireParams<'a> {
-    pub(crate) hold: &'a Hold,
-    /// The requested hold count, so that sending the step twice has the effect of sending it once.
-    pub(crate) count: u32,
-    pub(crate) lease: Lease,
-    /// Whether the request is repeated if the lock is not available now.
-    pub(crate) waits: bool,
-    /// Number of the request, if the owner accepts a grant of the lock; else 0.
-    pub(crate) request_number: i64,
-}
 
 /// A lock that one owner at a time holds, across all processes that use the same store.
 ///
@@ -179,7 +95,51 @@ pub struct Lock<K: LockKind = Reentrant> {
     pub(crate) reentrant: bool,
 }
 
+/// A lock of a kind that is known at run time: what requests and multi-locks work with.
+#[derive(Clone)]
+pub(crate) struct AnyLock {
+    pub(crate) session: Arc<Session>,
+    pub(crate) kind: Arc<dyn HoldKind>,
+    pub(crate) reentrant: bool,
+}
+
+impl AnyLock {
+    /// Returns a reference to the owner's hold, which is created if there is none.
+    pub(crate) fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
+        let field = || self.kind.field(&self.session.id, owner);
+        self.session.hold_ref(owner, field, &self.kind)
+    }
+
+    /// See [`Lock::holders`].
+    pub(crate) async fn holders(&self) -> Result<Vec<Holder>> {
+        self.kind.object().check()?;
+        let step = self.kind.inspect();
+        self.session.store.run_idempotent(&step).await
+    }
+
+    /// See [`Lock::hold_count`].
+    pub(crate) async fn hold_count(&self, owner: Owner) -> Result<u32> {
+        let owner = self.session.id.owner_id(owner);
+        let holders = self.holders().await?;
+        let mine = holders.iter().find(|holder| holder.owner == owner);
+        Ok(mine.map_or(0, |holder| holder.holds))
+    }
+
+    /// See [`Lock::is_held_by`].
+    pub(crate) async fn is_held_by(&self, owner: Owner) -> Result<bool> {
+        Ok(self.hold_count(owner).await? > 0)
+    }
+}
+
 impl<K: LockKind> Lock<K> {
+    pub(crate) fn erased(&self) -> AnyLock {
+        AnyLock {
+            session: self.session.clone(),
+            kind: self.kind.clone(),
+            reentrant: self.reentrant,
+        }
+    }
+
     /// `kind` creates the kind for the client's prefix and a name.
     pub(crate) fn new(session: Arc<Session>, name: &str, kind: fn(&str, &str) -> K) -> Lock<K> {
         let kind = kind(&session.prefix, name);
@@ -255,16 +215,13 @@ impl<K: LockKind> Lock<K> {
 
     /// Returns whether `owner` holds the lock through this client, according to the store.
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
-        Ok(self.hold_count(owner).await? > 0)
+        self.erased().is_held_by(owner).await
     }
 
     /// Returns how many times `owner` holds the lock through this client, according to the store. 0
     /// if it does not.
     pub async fn hold_count(&self, owner: Owner) -> Result<u32> {
-        let owner = self.session.id.owner_id(owner);
-        let holders = self.holders().await?;
-        let mine = holders.iter().find(|holder| holder.owner == owner);
-        Ok(mine.map_or(0, |holder| holder.holds))
+        self.erased().hold_count(owner).await
     }
 
     /// Returns when the lease ends, unless it is renewed. `None` if the lock is free.
@@ -282,8 +239,7 @@ impl<K: LockKind> Lock<K> {
 
     /// Returns all holders of the lock: at most one, except for the read side of a read-write lock.
     pub async fn holders(&self) -> Result<Vec<Holder>> {
-        let kind = self.valid_kind()?;
-        self.session.store.run_idempotent(&kind.inspect()).await
+        self.erased().holders().await
     }
 
     /// Releases the lock whichever owner holds it, in any process, and wakes a waiter. Returns
@@ -324,12 +280,6 @@ impl<K: LockKind> Lock<K> {
         Ok(unlocked)
     }
 
-    /// Returns a reference to the owner's hold, which is created if there is none.
-    pub(crate) fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
-        let field = || self.kind.field(&self.session.id, owner);
-        self.session.hold_ref(owner, field, &self.kind)
-    }
-
     /// Returns the kind with its keys, if the name is valid.
     pub(crate) fn valid_kind(&self) -> Result<&Arc<K>> {
         self.kind.object().check()?;
@@ -353,31 +303,5 @@ impl<K: LockKind> std::fmt::Debug for Lock<K> {
             .field("name", &self.name())
             .field("reentrant", &self.reentrant)
             .finish_non_exhaustive()
-    }
-}
-
-/// A holder of a lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Holder {
-    /// The owner that holds the lock.
-    pub owner: OwnerId,
-    /// Hold count: more than 1 if the owner re-entered the lock.
-    pub holds: u32,
-    /// When the store ends the hold unless it is renewed.
-    pub remaining: Expiry,
-    /// What its client has registered about it, if it has: see [`ClientBuilder::registry`](crate::ClientBuilder::registry). Only
-    /// [`Client::inspect`](crate::Client::inspect) and listings read that.
-    pub registered: Option<RegistryEntry>,
-}
-
-impl Holder {
-    pub(crate) fn new(owner: OwnerId, holds: u32, remaining: Expiry) -> Holder {
-        Holder {
-            owner,
-            holds,
-            remaining,
-            registered: None,
-        }
     }
 }

@@ -33,15 +33,15 @@ use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
 use crate::error::Result;
-use crate::hold::PeriodId;
+use crate::hold::{AcquireParams, PeriodId, QueueKind};
 use crate::join::Boxed;
 use crate::lease::{Expiry, Lease};
-use crate::primitives::lock::{AcquireParams, HoldGuard};
+use crate::primitives::lock::HoldGuard;
 use crate::primitives::lock_set::Member;
 use crate::session::{AllOrNone, HoldRef, RequestedHold, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, QueueKind, Request};
+use crate::wait::{Attempt, Request};
 
 /// Maximum number of locks that one script acquires, so that it does not block the server.
 const MAX_BATCH: usize = 100;
@@ -82,7 +82,7 @@ struct RequestedMember<'a> {
 
 impl<'a> RequestedMember<'a> {
     fn channel(&self) -> &'a str {
-        self.member.0.channel(&self.hold_ref.hold)
+        self.member.0.kind.channel(&self.hold_ref.hold)
     }
 
     fn params(&self, count: u32, waits: bool) -> AcquireParams<'a> {
@@ -155,7 +155,7 @@ impl<'a> MultiLockRequest<'a> {
         if self.may_be_registered
             && !is_settled
             && let Some(left) = self.blocking_member()
-            && let Some(ttl) = left.member.0.waiter_ttl()
+            && let Some(ttl) = left.member.0.kind.waiter_ttl()
         {
             let terms = left.terms.waiting(Some(ttl));
             left.hold_ref.settle_in_background(terms.trace_lifetime);
@@ -243,7 +243,7 @@ impl<'a> MultiLockRequest<'a> {
             all.skip(batch.start).take(batch.len())
         };
         let requested = |i, one: &RequestedMember<'a>| {
-            let waiter_ttl = one.member.0.waiter_ttl();
+            let waiter_ttl = one.member.0.kind.waiter_ttl();
             RequestedHold {
                 hold_ref: one.hold_ref,
                 terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
@@ -259,7 +259,13 @@ impl<'a> MultiLockRequest<'a> {
             return Ok(AllOrNone::Acquired(Vec::new()));
         };
         if batch.len() == 1 {
-            let step = |_, count| first.member.0.acquire(first.params(count, is_blocking(i)));
+            let step = |_, count| {
+                first
+                    .member
+                    .0
+                    .kind
+                    .acquire(first.params(count, is_blocking(i)))
+            };
             let requested = requested(i, first);
             let outcome = requested.try_acquire(channel, self.progress, step).await?;
             return Ok(match outcome {
@@ -274,7 +280,7 @@ impl<'a> MultiLockRequest<'a> {
                 let params = one.params(held + 1, is_blocking(i));
                 Some(Part {
                     name: one.member.name(),
-                    acquire: one.member.0.acquire(params),
+                    acquire: one.member.0.kind.acquire(params),
                     undo: hold.kind.undo(hold, held)?,
                 })
             });
@@ -414,7 +420,7 @@ impl Attempt for MultiLockRequest<'_> {
 
     fn queue_kind(&self) -> QueueKind {
         self.blocking_member()
-            .map_or(QueueKind::Exclusive, |one| one.member.0.queue_kind())
+            .map_or(QueueKind::Exclusive, |one| one.member.0.kind.spec().queue)
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
@@ -436,16 +442,15 @@ impl Attempt for MultiLockRequest<'_> {
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
         let one = self.blocking_member().filter(|_| self.acquired_all)?;
-        let lock = &one.member.0;
         // A spin lock publishes nothing when it is released.
-        let publishes = lock.queue_kind() == QueueKind::Exclusive && lock.pause(0).is_none();
+        let publishes = one.member.0.kind.spec().excludes_waiters();
         publishes.then(|| one.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
         let member = self.blocking_member()?.member;
         self.tries = self.tries.saturating_add(1);
-        member.0.pause(self.tries - 1)
+        member.0.kind.pause(self.tries - 1)
     }
 
     fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
@@ -457,7 +462,7 @@ impl Attempt for MultiLockRequest<'_> {
         let blocking = self.blocking_member();
         let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
         |since| match blocking {
-            Some((member, waiting)) => member.0.report(waiting, since),
+            Some((member, waiting)) => member.0.clone().report(waiting, since),
             None => Box::pin(std::future::ready(())),
         }
     }

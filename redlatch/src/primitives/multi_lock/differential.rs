@@ -5,12 +5,13 @@ use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::acquire_all::{Part, acquire_all as acquire_all_step};
-use crate::hold::Hold;
+use crate::hold::HoldKind as _;
+use crate::hold::{AcquireParams, Hold};
 use crate::primitives::differential::{
     Comparable, Differential, assert_equivalent, assert_reached, hold, lease, time,
 };
 use crate::primitives::fenced_lock::Fenced;
-use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::primitives::lock::Reentrant;
 use crate::primitives::reentrant::rules::force;
 use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;

@@ -187,7 +187,7 @@ impl AcquireOnce for MultiLock {
             }
             let span = tracing::debug_span!(
                 "acquire",
-                lock = first.0.object().full_name(),
+                lock = first.0.kind.object().full_name(),
                 members = members.len(),
                 owner = owner.number()
             );
@@ -219,7 +219,7 @@ impl AcquireOnce for MultiLock {
 fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = validated(members)?;
     all.sort_by_cached_key(|member| {
-        let object = member.0.object();
+        let object = member.0.kind.object();
         let later = object.layout() != KeyLayout::Write;
         let address = member.session().store.address();
         (member.order(), object.identity().to_owned(), later, address)

@@ -8,11 +8,11 @@ use proptest::prelude::*;
 
 use super::{Read, Write};
 use crate::error::Error;
-use crate::hold::{Hold, Transferred};
+use crate::hold::HoldKind as _;
+use crate::hold::{AcquireParams, Hold, Transferred};
 use crate::lease::Expiry;
 use crate::name::ReadWriteKeys;
 use crate::primitives::differential::{TransferMove, assert_equivalent_times, hold, lease, time};
-use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]

@@ -16,19 +16,18 @@ pub(crate) use self::rules::inspect;
 use self::rules::{force, read, wake_all, write};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{
-    Hold, HoldKind, PeriodId, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams,
-    Transferred,
+    AcquireParams, Hold, HoldKind, PeriodId, QueueKind, ReassignParams, ReleaseParams, Renewal,
+    Renewed, Spec, TransferParams, Transferred,
 };
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, ReadWriteKeys};
-use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{Acquire, Guard, Holder, Lock, OwnedKind};
 use crate::primitives::reentrant::reassign::reassign;
 use crate::primitives::reentrant::transfer::transfer;
 use crate::session::Session;
 use crate::step::{Outcome, Step};
-use crate::wait::QueueKind;
 
 /// A lock that either many readers or one writer holds (Redisson: `RReadWriteLock`).
 ///
@@ -302,13 +301,13 @@ impl HoldKind for Read {
         &self.keys.read
     }
 
-    fn metric_kind(&self) -> Kind {
-        Kind::ReadLock
-    }
-
-    fn release_frees(&self) -> bool {
-        // Other readers may remain.
-        false
+    fn spec(&self) -> Spec {
+        Spec {
+            queue: QueueKind::Shared,
+            // Other readers may remain.
+            release_frees: false,
+            ..Spec::of(Kind::ReadLock)
+        }
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
@@ -336,10 +335,6 @@ impl HoldKind for Read {
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
         Some(&self.keys.write)
     }
-}
-
-impl Rules for Read {
-    const QUEUE: QueueKind = QueueKind::Shared;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
         // An owner that already reads keeps that hold, even if its write hold is lost now.
@@ -398,8 +393,14 @@ impl HoldKind for Write {
         &self.keys.write
     }
 
-    fn metric_kind(&self) -> Kind {
-        Kind::WriteLock
+    fn spec(&self) -> Spec {
+        // A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
+        let is_unknown = self.blocks_readers_for.is_none();
+        Spec {
+            hands_over: is_unknown,
+            transfers: is_unknown,
+            ..Spec::of(Kind::WriteLock)
+        }
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
@@ -414,13 +415,8 @@ impl HoldKind for Write {
         write::release(&self.keys, params)
     }
 
-    /// A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
-    fn can_transfer(&self) -> bool {
-        self.blocks_readers_for.is_none()
-    }
-
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
-        self.can_transfer().then(|| transfer(params, None, true))
+        self.spec().transfers.then(|| transfer(params, None, true))
     }
 
     fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
@@ -435,12 +431,6 @@ impl HoldKind for Write {
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
         Some(&self.keys.read)
-    }
-}
-
-impl Rules for Write {
-    fn hands_over(&self) -> bool {
-        self.can_transfer()
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {

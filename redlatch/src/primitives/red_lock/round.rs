@@ -18,10 +18,11 @@ use super::held::{Majority, MemberHold};
 use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::hold::AcquireParams;
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
-use crate::primitives::lock::{AcquireParams, HoldGuard, Options};
+use crate::primitives::lock::{HoldGuard, Options};
 use crate::primitives::lock_set::Member;
 use crate::session::{HoldRef, RequestedHold, Terms};
 use crate::step::Outcome;
@@ -64,7 +65,7 @@ pub(super) async fn request_member(
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.is_red_lock_member();
     let step = |hold, count| {
-        member.0.acquire(AcquireParams {
+        member.0.kind.acquire(AcquireParams {
             hold,
             count,
             lease: terms.lease,

@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 
+use crate::hold::AcquireParams;
 use crate::hold::HoldKind as _;
 use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
-use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::primitives::lock::Reentrant;
 use crate::session::check_hand_over;
 
 #[derive(Debug, Clone)]

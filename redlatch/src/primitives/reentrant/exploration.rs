@@ -1,10 +1,11 @@
 //! Explores all sequences of steps on a lock, and on a spin lock, which has the same rules.
 
+use crate::hold::HoldKind;
 use crate::primitives::exploration::{Locks, Party, explore};
-use crate::primitives::lock::{Reentrant, Rules};
+use crate::primitives::lock::Reentrant;
 use crate::primitives::spin_lock::Spin;
 
-fn explore_kind<K: Rules + Clone>(name: &str, kind: &K) {
+fn explore_kind<K: HoldKind + Clone>(name: &str, kind: &K) {
     let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true));
     let locks = Locks::new(parties.collect(), false, |key| {
         (key == "name").then_some(true)

@@ -9,23 +9,24 @@ pub(crate) mod rules;
 pub(crate) mod transfer;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use self::reassign::reassign;
 use self::transfer::transfer;
+use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::{
-    Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams, Transferred,
+    AcquireParams, Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, Spec,
+    TransferParams, Transferred,
 };
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::fair_lock::serve_queue;
-use crate::primitives::lock::{
-    AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Reentrant, Rules,
-};
+use crate::primitives::lock::{HasMinimum, Holder, Lock, OwnedKind, Reentrant};
 use crate::step::{Outcome, Step};
 
 impl OwnedKind for Reentrant {}
@@ -38,83 +39,100 @@ impl Reentrant {
     }
 }
 
-impl ReentrantHolds for Reentrant {
-    fn object(&self) -> &Arc<ObjectKeys> {
+impl ReentrantKind for Reentrant {
+    fn keys(&self) -> &Arc<ObjectKeys> {
         &self.object
     }
 
-    const METRIC_KIND: Kind = Kind::Lock;
-    const TRANSFERS: bool = true;
+    fn spec(&self) -> Spec {
+        Spec {
+            hands_over: true,
+            transfers: true,
+            ..Spec::of(Kind::Lock)
+        }
+    }
 }
 
-/// A kind whose holds are renewed and released like those of the re-entrant lock.
-pub(crate) trait ReentrantHolds: Send + Sync {
-    fn object(&self) -> &Arc<ObjectKeys>;
+/// A kind with the steps of the re-entrant lock.
+pub(crate) trait ReentrantKind: Send + Sync + 'static {
+    fn keys(&self) -> &Arc<ObjectKeys>;
 
-    /// See [`HoldKind::metric_kind`].
-    const METRIC_KIND: Kind;
+    fn spec(&self) -> Spec;
 
-    /// Whether its waiters subscribe to the object's channel.
-    const WAKES_WAITERS: bool = true;
-
-    /// Whether a release may pass the lock to a waiter of the same client.
-    const TRANSFERS: bool = false;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        rules::acquire(params)
+    }
 
     /// Returns the key of the fencing token, which each acquisition increments.
     fn token_key(&self) -> Option<&str> {
         None
     }
+
+    /// Returns how waiters poll: the name of their queue, and the pauses. See [`HoldKind::pause`].
+    fn polling(&self) -> Option<(&str, &Backoff)> {
+        None
+    }
 }
 
-impl<K: ReentrantHolds> HoldKind for K {
+/// Returns the channel on which a step wakes a waiter; empty if waiters poll.
+fn waiters_channel(kind: &impl ReentrantKind) -> &str {
+    match kind.spec().polls {
+        true => "",
+        false => kind.keys().channel(),
+    }
+}
+
+impl<K: ReentrantKind> HoldKind for K {
     fn object(&self) -> &Arc<ObjectKeys> {
-        ReentrantHolds::object(self)
+        self.keys()
     }
 
-    fn metric_kind(&self) -> Kind {
-        K::METRIC_KIND
+    fn spec(&self) -> Spec {
+        ReentrantKind::spec(self)
+    }
+
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        ReentrantKind::acquire(self, params)
+    }
+
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
+        rules::release(params, waiters_channel(self))
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
-        let channel = match K::WAKES_WAITERS {
-            true => hold.object.channel(),
-            false => "",
-        };
-        Renewal::of_lock(rules::renew_script(), hold, channel)
+        Renewal::of_lock(rules::renew_script(), hold, waiters_channel(self))
     }
 
     fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
-        let renewed = rules::renew(keyspace, hold, lease)?;
-        if K::WAKES_WAITERS && rules::was_deleted(keyspace, renewed.is_held(), &hold.object) {
-            keyspace.publish(hold.object.channel(), 0);
+        let (renewed, channel) = (rules::renew(keyspace, hold, lease)?, waiters_channel(self));
+        if !channel.is_empty() && rules::was_deleted(keyspace, renewed.is_held(), &hold.object) {
+            keyspace.publish(channel, 0);
         }
         Ok(renewed)
     }
 
-    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
-        rules::release(params, K::WAKES_WAITERS)
+    fn inspect(&self) -> Step<'_, Vec<Holder>> {
+        rules::inspect(self.keys())
     }
 
-    fn can_transfer(&self) -> bool {
-        K::TRANSFERS
+    fn force(&self) -> Step<'_, bool> {
+        rules::force(self.keys())
     }
 
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
-        K::TRANSFERS.then(|| transfer(params, self.token_key(), false))
+        let transfers = ReentrantKind::spec(self).transfers;
+        transfers.then(|| transfer(params, self.token_key(), false))
     }
 
     fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<Step<'a, ()>> {
-        K::TRANSFERS.then(|| serve_queue(object.clone()))
+        let transfers = ReentrantKind::spec(self).transfers;
+        transfers.then(|| serve_queue(object.clone()))
     }
 
     fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
-        let object = &params.hold.object;
-        let channel = match K::WAKES_WAITERS {
-            true => object.channel(),
-            false => "",
-        };
+        let channel = waiters_channel(self);
         let wake = |keyspace: &mut Keyspace| {
-            keyspace.publish(object.channel(), 0);
+            keyspace.publish(channel, 0);
             Ok(())
         };
         Some(reassign(params, reassign::script(), channel, wake, false))
@@ -125,22 +143,14 @@ impl<K: ReentrantHolds> HoldKind for K {
         let left = end.saturating_duration_since(Instant::now());
         Some(rules::undo(hold, keep, Lease::from_remaining(left)))
     }
-}
 
-impl Rules for Reentrant {
-    fn hands_over(&self) -> bool {
-        true
+    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {
+        let polling = self.polling();
+        polling.map_or(hold.object.channel(), |(queue, _)| queue)
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
-        rules::acquire(params)
-    }
-
-    fn inspect(&self) -> Step<'_, Vec<Holder>> {
-        rules::inspect(&self.object)
-    }
-
-    fn force(&self) -> Step<'_, bool> {
-        rules::force(&self.object)
+    fn pause(&self, tries: u32) -> Option<Duration> {
+        let polling = self.polling();
+        polling.map(|(_, backoff)| backoff.pause(tries))
     }
 }

@@ -22,15 +22,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::hold::requests;
+use crate::hold::{AcquireParams, requests};
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
+use crate::primitives::lock::Holder;
 use crate::primitives::lock::rules::{
     FOREIGN_HASH, NO_EXPIRY, READ_WRITE, is_held, parse_forced, parse_holder, wrong_kind,
 };
-use crate::primitives::lock::{AcquireParams, Holder};
 use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.
@@ -96,9 +96,9 @@ pub(crate) fn try_acquire(keyspace: &mut Keyspace, params: AcquireParams<'_>) ->
 }
 
 /// Sets an owner's hold count to the number of holds to keep; 0 releases the lock. Replies whether
-/// the owner held it. `wakes_waiter`: whether to wake a waiter.
-pub(crate) fn release(params: ReleaseParams<'_>, wakes_waiter: bool) -> Step<'_, bool> {
-    release_and(params, wakes_waiter, params.requests_key(), None)
+/// the owner held it. `channel`: on which it wakes a waiter; empty if waiters poll.
+pub(crate) fn release<'a>(params: ReleaseParams<'a>, channel: &'a str) -> Step<'a, bool> {
+    release_and(params, channel, params.requests_key(), None)
 }
 
 /// Undoes an acquisition: sets the hold count back to `keep`, and the lease to `restored_lease`,
@@ -106,18 +106,17 @@ pub(crate) fn release(params: ReleaseParams<'_>, wakes_waiter: bool) -> Step<'_,
 pub(crate) fn undo(hold: &Hold, keep: u32, restored_lease: Lease) -> Step<'_, bool> {
     let lease = None;
     let params = ReleaseParams { hold, keep, lease };
-    release_and(params, false, None, Some(restored_lease))
+    release_and(params, "", None, Some(restored_lease))
 }
 
-fn release_and(
-    params: ReleaseParams<'_>,
-    wakes_waiter: bool,
+fn release_and<'a>(
+    params: ReleaseParams<'a>,
+    channel: &'a str,
     requests: Option<String>,
     restored_lease: Option<Lease>,
-) -> Step<'_, bool> {
+) -> Step<'a, bool> {
     let ReleaseParams { hold, keep, lease } = params;
     let object = &hold.object;
-    let channel = if wakes_waiter { object.channel() } else { "" };
     let mut args = args![&*hold.field, channel];
     if keep > 0 {
         args.extend(args![keep, lease.map_or(0, Lease::millis)]);
@@ -134,8 +133,8 @@ fn release_and(
         requests::remove(keyspace, requests.as_deref(), &hold.field);
         let held = set_hold_count(keyspace, params)?;
         let released = held && keep == 0;
-        if wakes_waiter && (released || was_deleted(keyspace, held, object)) {
-            keyspace.publish(object.channel(), 0);
+        if !channel.is_empty() && (released || was_deleted(keyspace, held, object)) {
+            keyspace.publish(channel, 0);
         }
         if held
             && let Some(restored_lease) = restored_lease

@@ -4,13 +4,14 @@ use proptest::prelude::*;
 
 use super::ask::ask as ask_step;
 use crate::Client;
-use crate::hold::{Hold, HoldKind as _};
+use crate::hold::HoldKind;
+use crate::hold::{AcquireParams, Hold};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::differential::{
     Differential, TransferMove, assert_equivalent, hold, lease, time,
 };
 use crate::primitives::fair_lock::Fair;
-use crate::primitives::lock::{AcquireParams, Reentrant, Rules};
+use crate::primitives::lock::Reentrant;
 use crate::session::check_hand_over;
 
 #[derive(Debug, Clone)]
@@ -71,7 +72,7 @@ fn moves() -> impl Strategy<Value = Move> {
 }
 
 /// Compares the steps of one kind. `object`: the lock whose holder is asked.
-fn assert_kind_equivalent<K: Rules + Clone>(object: &ObjectKeys, kind: &K, can_reassign: bool) {
+fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, can_reassign: bool) {
     let requests = object.requests_key();
     let of = |owner: u8, again: bool| -> Hold {
         let hold = hold(owner, kind.clone());
@@ -116,7 +117,7 @@ fn assert_kind_equivalent<K: Rules + Clone>(object: &ObjectKeys, kind: &K, can_r
                 let (from, to) = (of(owner, again), of(9, false));
                 let _ = harness.reassign(&from, &to, n, unless_asked).await;
             }
-            Move::Transfer(transfer) if kind.can_transfer() => {
+            Move::Transfer(transfer) if kind.spec().transfers => {
                 let _ = harness.transfer(&transfer, |owner| of(owner, true)).await;
             }
             Move::Renew { owner, lease: n } => {

@@ -2,15 +2,13 @@
 //! It has no steps of its own; it only adds the pauses between attempts.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::backoff::Backoff;
-use crate::hold::Hold;
+use crate::hold::Spec;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::reentrant::{ReentrantHolds, rules};
-use crate::step::{Outcome, Step};
+use crate::primitives::lock::{HasMinimum, Lock, OwnedKind};
+use crate::primitives::reentrant::ReentrantKind;
 
 /// A lock whose waiters poll with growing pauses (Redisson: `RSpinLock`).
 ///
@@ -76,37 +74,21 @@ impl Spin {
     }
 }
 
-impl ReentrantHolds for Spin {
-    fn object(&self) -> &Arc<ObjectKeys> {
+impl ReentrantKind for Spin {
+    fn keys(&self) -> &Arc<ObjectKeys> {
         &self.object
     }
 
-    const METRIC_KIND: Kind = Kind::SpinLock;
-
-    /// Its waiters do not subscribe.
-    const WAKES_WAITERS: bool = false;
-}
-
-impl Rules for Spin {
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
-        rules::acquire(params)
+    fn spec(&self) -> Spec {
+        Spec {
+            polls: true,
+            ..Spec::of(Kind::SpinLock)
+        }
     }
 
-    fn inspect(&self) -> Step<'_, Vec<Holder>> {
-        rules::inspect(ReentrantHolds::object(self))
-    }
-
-    fn force(&self) -> Step<'_, bool> {
-        rules::force(ReentrantHolds::object(self))
-    }
-
-    /// No messages are sent on this channel. It only names the wait queue.
-    fn channel<'a>(&'a self, _: &'a Hold) -> &'a str {
-        &self.queue
-    }
-
-    fn pause(&self, tries: u32) -> Option<Duration> {
-        Some(self.backoff.pause(tries))
+    /// No messages are sent on the channel with this name.
+    fn polling(&self) -> Option<(&str, &Backoff)> {
+        Some((&self.queue, &self.backoff))
     }
 }
 

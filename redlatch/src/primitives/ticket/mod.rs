@@ -20,7 +20,7 @@ use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::fenced_lock::Fenced;
-use crate::primitives::lock::{Guard, HeldLock, Lock, OwnedKind, Reentrant, Rules};
+use crate::primitives::lock::{Guard, HeldLock, Lock, OwnedKind, Reentrant};
 use crate::primitives::read_write_lock::Write;
 use crate::primitives::spin_lock::Spin;
 use crate::session::{RequestedHold, Terms};
@@ -43,7 +43,7 @@ pub trait HasTicket: OwnedKind + TicketRules {}
 impl<K: OwnedKind + TicketRules> HasTicket for K {}
 
 /// What a kind of lock puts into a ticket.
-pub(crate) trait TicketRules: Rules {
+pub(crate) trait TicketRules {
     const TICKET_KIND: TicketKind;
 
     /// Whether each acquisition has a fencing token.
@@ -173,7 +173,8 @@ impl<K: HasTicket> Guard<Lock<K>> {
         let (token, lock) = (K::HAS_TOKEN.then_some(self.held.token), self.handle());
         let ticket = Ticket::new(K::TICKET_KIND, self.name(), token, lease);
         let field = || lock.kind.object().field(ticket.owner_id().into());
-        let moved = match lock.session.hold_ref(Owner::new(), field, &lock.kind) {
+        let kind = lock.erased().kind;
+        let moved = match lock.session.hold_ref(Owner::new(), field, &kind) {
             Ok(hold_ref) => self.move_to_ticket(hold_ref, lease).await,
             Err(error) => Err((Some(self), error)),
         };
@@ -216,7 +217,7 @@ impl<K: HasTicket> Lock<K> {
         // Never an owner of the caller. It could hold the lock otherwise when a used ticket is adopted, and the step would take
         // that for a repetition.
         let adopter = session.adopter(&of_ticket.object, &of_ticket.field);
-        let hold_ref = self.hold_ref(adopter.unwrap_or_else(Owner::new))?;
+        let hold_ref = self.erased().hold_ref(adopter.unwrap_or_else(Owner::new))?;
         let hold = &hold_ref.hold;
         let terms = session.terms(None, false);
         let step = of_ticket.kind.reassign(ReassignParams {
@@ -350,7 +351,7 @@ impl<K: HasTicket> Lock<K> {
             )));
         }
         let metrics = self.session.metrics();
-        let metrics = metrics.of(self.kind.metric_kind(), Some(object.name()));
+        let metrics = metrics.of(self.kind.spec().metric, Some(object.name()));
         let field = object.field(ticket.owner_id().into());
         let hold = Hold::new(Owner::new(), field, self.kind.clone(), metrics);
         Ok(Arc::new(hold))

@@ -13,9 +13,11 @@ use super::connection::ReconnectingConnection;
 use super::exchange::{CommandRequest, RawAnswer};
 use super::exchange_error::ExchangeError;
 use crate::Client;
+use crate::hold::AcquireParams;
+use crate::hold::HoldKind as _;
 use crate::lease::Lease;
 use crate::primitives::differential::hold;
-use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::primitives::lock::Reentrant;
 use crate::store::{Delivery, Progress, Store};
 use crate::sync::Mutex;
 

@@ -10,6 +10,7 @@ use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 
 use super::*;
+use crate::hold::QueueKind;
 use crate::primitives::exploration::events::{Event, Events, explore};
 
 use QueueKind::{Exclusive, Shared};

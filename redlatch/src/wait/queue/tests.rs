@@ -1,4 +1,5 @@
 use super::*;
+use crate::hold::QueueKind;
 
 use QueueKind::{Exclusive, Shared};
 

@@ -8,11 +8,10 @@ use super::{
     longest_remaining, timeout_key,
 };
 use crate::error::Result;
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::{AcquireParams, Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, writer_field};
-use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock::rules::{NO_EXPIRY, wrong_kind};
 use crate::primitives::reentrant::rules::parse_outcome;
 use crate::step::{Outcome, Script, ScriptReply, Step, args, script};

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, wake_all};
 use crate::error::{Error, Result};
-use crate::hold::requests;
+use crate::hold::{AcquireParams, requests};
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, owner_of};
-use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock::rules::{NO_EXPIRY, wrong_kind};
 use crate::primitives::reentrant::rules::{self as reentrant, parse_outcome, was_deleted};
 use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
