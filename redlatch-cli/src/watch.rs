@@ -1,20 +1,16 @@
 //! `redlatch watch`: one line for each event.
 
-use std::io;
-
 use redlatch::Client;
 use redlatch::inspect::{Change, Event, HeldBy, ObjectKind};
-use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
-use tokio::sync::oneshot;
 
-use crate::args::Watch;
+use crate::args::show::Watch;
 use crate::exit::{self, Failure};
-use crate::signals::Signals;
-use crate::stderr::{note, timestamp, warning};
-use crate::store_args::StoreArgs;
-use crate::threads::spawn_without_signals;
-use crate::{stdout, store};
+use crate::output::stderr::{note, warning};
+use crate::output::{stdout, timestamp};
+use crate::process::signals::Signals;
+use crate::store;
+use crate::store::args::StoreArgs;
 
 /// An event in JSON. The first two fields are present for every event, the others where they apply.
 #[derive(Debug, Default, Serialize)]
@@ -39,7 +35,7 @@ struct Line {
 
 pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, Failure> {
     let mut signals = Signals::catch_ending()?;
-    let mut reader_left = reader_left()?;
+    let mut reader_left = stdout::reader_left()?;
     let work = async {
         let client = store::connect(store_args, Client::builder()).await?;
         let mut events = client.watch(&watch.pattern);
@@ -81,29 +77,6 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
         _ = &mut reader_left => Ok(exit::OK),
         ended = work => ended,
     }
-}
-
-/// Returns what completes when standard output is a pipe or a terminal that is closed. Without it, a watch would
-/// notice that only when it prints the next event.
-pub(crate) fn reader_left() -> Result<oneshot::Receiver<()>, Failure> {
-    let (sender, receiver) = oneshot::channel();
-    let wait = move || {
-        let stdout = io::stdout();
-        // With no flags it waits only for errors and hang-ups.
-        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
-        loop {
-            match poll(&mut polled, None) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => break,
-                // It cannot be observed; writing reports errors.
-                Err(_) => std::thread::park(),
-            }
-        }
-        let _ = sender.send(());
-    };
-    spawn_without_signals("stdout", wait)
-        .map_err(|error| Failure::system("cannot watch standard output", &error))?;
-    Ok(receiver)
 }
 
 impl Line {
@@ -183,8 +156,8 @@ impl Line {
         }
     }
 
-    /// Returns the event in columns that are separated by two spaces, as in a table. The columns of names and owners
-    /// have no fixed width, because later names are not known.
+    /// Returns the event in columns that are separated by two spaces, as in a table. The columns of
+    /// names and owners have no fixed width, because later names are not known.
     fn text(&self) -> String {
         let owner = match (&self.owner, self.side) {
             (Some(owner), Some(side)) => format!("{owner} ({side})"),
