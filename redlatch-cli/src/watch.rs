@@ -1,7 +1,7 @@
 //! `redlatch watch`: one line for each event.
 
-use redlatch::Client;
-use redlatch::inspect::{Change, Event, HeldBy, ObjectKind};
+use redlatch::inspect::{Change, Event, HeldBy};
+use redlatch::{Client, OwnerId};
 use serde::Serialize;
 
 use crate::args::show::Watch;
@@ -81,67 +81,57 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
 
 impl Line {
     fn new(event: Event) -> Line {
-        let line = Line {
-            time: timestamp(),
-            ..Line::default()
-        };
         match event {
             Event::Changed {
                 name, kind, change, ..
-            } => line.with_change(name, kind, change),
+            } => Line {
+                name: Some(name),
+                kind: Some(kind.to_string()),
+                ..Line::of_change(change)
+            },
             Event::Interrupted { error, .. } => Line {
-                event: "interrupted",
                 error: Some(error.to_string()),
-                ..line
+                ..Line::named("interrupted")
             },
-            Event::Synchronized => Line {
-                event: "synchronized",
-                ..line
-            },
-            _ => Line {
-                event: "unknown",
-                ..line
-            },
+            Event::Synchronized => Line::named("synchronized"),
+            _ => Line::named("unknown"),
         }
     }
 
-    fn with_change(self, name: String, kind: ObjectKind, change: Change) -> Line {
-        let line = Line {
-            name: Some(name),
-            kind: Some(kind.to_string()),
-            ..self
-        };
-        let waiter = |event, owner: redlatch::OwnerId, line| Line {
-            event,
-            owner: Some(owner.into()),
-            ..line
-        };
-        match change {
-            Change::Held(by) => line.with_holder("held", &by),
-            Change::Acquired(by) => line.with_holder("acquired", &by),
-            Change::Released(by) => line.with_holder("released", &by),
-            Change::Expired(by) => line.with_holder("expired", &by),
-            Change::Waiting(owner) => waiter("waiting", owner, line),
-            Change::GaveUp(owner) => waiter("gave-up", owner, line),
-            Change::Counted(value) => Line {
-                event: "counted",
-                value: Some(value),
-                ..line
-            },
-            Change::Deleted => Line {
-                event: "deleted",
-                ..line
-            },
-            _ => Line {
-                event: "changed",
-                ..line
-            },
-        }
-    }
-
-    fn with_holder(self, event: &'static str, by: &HeldBy) -> Line {
+    fn named(event: &'static str) -> Line {
         Line {
+            time: timestamp(),
             event,
+            ..Line::default()
+        }
+    }
+
+    fn of_change(change: Change) -> Line {
+        match change {
+            Change::Held(by) => Line::of_holder("held", &by),
+            Change::Acquired(by) => Line::of_holder("acquired", &by),
+            Change::Released(by) => Line::of_holder("released", &by),
+            Change::Expired(by) => Line::of_holder("expired", &by),
+            Change::Waiting(owner) => Line::of_waiter("waiting", owner),
+            Change::GaveUp(owner) => Line::of_waiter("gave-up", owner),
+            Change::Counted(value) => Line {
+                value: Some(value),
+                ..Line::named("counted")
+            },
+            Change::Deleted => Line::named("deleted"),
+            _ => Line::named("changed"),
+        }
+    }
+
+    fn of_waiter(event: &'static str, owner: OwnerId) -> Line {
+        Line {
+            owner: Some(owner.into()),
+            ..Line::named(event)
+        }
+    }
+
+    fn of_holder(event: &'static str, by: &HeldBy) -> Line {
+        Line {
             owner: by.owner().map(ToString::to_string),
             side: match by {
                 HeldBy::Reader(_) => Some("read"),
@@ -152,7 +142,7 @@ impl Line {
                 HeldBy::Permit(permit) => Some(permit.to_string()),
                 _ => None,
             },
-            ..self
+            ..Line::named(event)
         }
     }
 

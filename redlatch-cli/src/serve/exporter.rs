@@ -78,7 +78,8 @@ struct Look {
 struct NamedObject {
     kind: String,
     counts: Counts,
-    /// The longest time until a hold ends unless it is renewed.
+    /// The longest time until a hold ends unless it is renewed. `None` if there is no hold, or if
+    /// all never end.
     remaining: Option<Duration>,
 }
 
@@ -91,18 +92,6 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(state: &ObjectState) -> Counts {
-        let holders = match state {
-            ObjectState::ExpirableSemaphore { held, .. } => held.len(),
-            other => other.holders().len(),
-        };
-        Counts {
-            objects: 1,
-            holders: u32::try_from(holders).unwrap_or(u32::MAX),
-            waiters: 0,
-        }
-    }
-
     fn add(&mut self, other: Counts) {
         for (sum, more) in [
             (&mut self.objects, other.objects),
@@ -114,17 +103,15 @@ impl Counts {
     }
 }
 
-/// Returns the longest time until a hold ends unless it is renewed. `None` if there is none, or if
-/// it never ends.
-fn remaining(state: &ObjectState) -> Option<Duration> {
-    let ends = |left: &Expiry| left.duration();
+/// Returns when each hold ends unless it is renewed.
+fn holds(state: &ObjectState) -> Vec<Expiry> {
     match state {
         ObjectState::ExpirableSemaphore { held, .. } => {
-            held.iter().filter_map(|one| ends(&one.remaining)).max()
+            held.iter().map(|permit| permit.remaining).collect()
         }
         other => {
             let holders = other.holders().into_iter();
-            holders.filter_map(|one| ends(&one.remaining)).max()
+            holders.map(|holder| holder.remaining).collect()
         }
     }
 }
@@ -142,8 +129,12 @@ impl Look {
         if !seen.insert(found.name.clone()) {
             return;
         }
-        let (kind, mut counts) = (found.state.kind().to_string(), Counts::of(&found.state));
-        counts.waiters = waiters.remove(&found.name).unwrap_or(0);
+        let (kind, holds) = (found.state.kind().to_string(), holds(&found.state));
+        let counts = Counts {
+            objects: 1,
+            holders: u32::try_from(holds.len()).unwrap_or(u32::MAX),
+            waiters: waiters.remove(&found.name).unwrap_or(0),
+        };
         self.kinds.entry(kind.clone()).or_default().add(counts);
         if !with_names {
             return;
@@ -152,11 +143,10 @@ impl Look {
             self.omitted = self.omitted.saturating_add(1);
             return;
         }
-        let remaining = remaining(&found.state);
         let object = NamedObject {
             kind,
             counts,
-            remaining,
+            remaining: holds.into_iter().filter_map(|end| end.duration()).max(),
         };
         self.names.insert(found.name, object);
     }
@@ -179,18 +169,17 @@ async fn look_repeatedly(store_args: &StoreArgs, exporter: &Exporter, latest: &L
         let looked = looked.await;
         match &looked {
             Ok(_) if is_failing => note!("the store answers again"),
-            Err(failure) if failure.code != exit::UNAVAILABLE => {
-                let Failure { code, message } = failure;
-                return Failure {
-                    code: *code,
-                    message: message.clone(),
-                };
+            Err(failure) if failure.code == exit::UNAVAILABLE && !is_failing => {
+                warning!("no metrics: {}", failure.message);
             }
-            Err(failure) if !is_failing => warning!("no metrics: {}", failure.message),
             _ => {}
         }
         is_failing = looked.is_err();
-        *latest.lock() = looked.ok();
+        *latest.lock() = match looked {
+            Ok(look) => Some(look),
+            Err(failure) if failure.code == exit::UNAVAILABLE => None,
+            Err(failure) => return failure,
+        };
         tokio::time::sleep(exporter.interval).await;
     }
 }
@@ -241,29 +230,16 @@ impl Collector for Latest {
             seconds,
             [([], look.ended.as_secs_f64())],
         )?;
-        let kinds = |count: fn(&Counts) -> u32| {
-            look.kinds
-                .iter()
-                .map(move |(kind, counts)| ([("kind", &**kind)], count(counts).into()))
-        };
-        gauges.add(
-            "redlatch_objects",
-            "Number of objects",
-            None,
-            kinds(|counts| counts.objects),
-        )?;
-        gauges.add(
-            "redlatch_holders",
-            HOLDERS,
-            None,
-            kinds(|counts| counts.holders),
-        )?;
-        gauges.add(
-            "redlatch_waiters",
-            WAITERS,
-            None,
-            kinds(|counts| counts.waiters),
-        )?;
+        let kinds: [(_, _, fn(&Counts) -> u32); _] = [
+            ("redlatch_objects", "Number of objects", |of| of.objects),
+            ("redlatch_holders", HOLDERS, |of| of.holders),
+            ("redlatch_waiters", WAITERS, |of| of.waiters),
+        ];
+        for (name, help, count) in kinds {
+            let series = look.kinds.iter();
+            let series = series.map(|(kind, of)| ([("kind", &**kind)], count(of).into()));
+            gauges.add(name, help, None, series)?;
+        }
         let names = look
             .names
             .iter()
