@@ -34,7 +34,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
     };
     let (client, state) = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         connected = connecting => connected?,
     };
     // An expirable semaphore has its number of permits under the same key: counting that down would
@@ -77,7 +77,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
     };
     tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => Ok(code),
         done = work => done,
     }
 }

@@ -232,26 +232,21 @@ impl Object {
     /// Returns the object's rows of the table: its state or holders, then waiters or acquired
     /// permits.
     fn rows(&self) -> Vec<Row> {
-        let client = |registered: &Option<Registered>| {
-            let text = registered
-                .as_ref()
-                .map(|registered| registered.text.clone());
-            text.unwrap_or_default()
-        };
-        let row = |owner: String, holds: Option<u32>, remaining: String, client: String| {
-            [
-                self.name.clone(),
-                match (&self.kind, self.token) {
-                    (Some(kind), Some(token)) => format!("{kind}, token {token}"),
-                    (Some(kind), None) => kind.clone(),
-                    (None, _) => "-".into(),
-                },
-                owner,
-                holds.map_or("-".into(), |holds| holds.to_string()),
-                remaining,
-                client,
-            ]
-        };
+        let row =
+            |owner: String, holds: Option<u32>, remaining: String, who: &Option<Registered>| {
+                [
+                    self.name.clone(),
+                    match (&self.kind, self.token) {
+                        (Some(kind), Some(token)) => format!("{kind}, token {token}"),
+                        (Some(kind), None) => kind.clone(),
+                        (None, _) => "-".into(),
+                    },
+                    owner,
+                    holds.map_or("-".into(), |holds| holds.to_string()),
+                    remaining,
+                    who.as_ref().map_or(String::new(), |who| who.text.clone()),
+                ]
+            };
         let mut rows = Vec::new();
         if let Some(value) = self.value {
             let owner = match self.held {
@@ -262,21 +257,20 @@ impl Object {
                 .remaining_ms
                 .map(Some)
                 .map_or("-".into(), format_remaining);
-            rows.push(row(owner, None, remaining, String::new()));
+            rows.push(row(owner, None, remaining, &None));
         } else if let (Some(available), Some(total)) = (self.available, self.total) {
             let owner = match self.held {
                 true => format!("(held: {available} of {total} left)"),
                 false => format!("({available} of {total} left)"),
             };
-            rows.push(row(owner, None, "-".into(), String::new()));
+            rows.push(row(owner, None, "-".into(), &None));
         } else if self.holders.is_empty() {
             let remaining = match self.held {
                 true => format_remaining(self.remaining_ms),
                 false => "-".into(),
             };
             let owner = self.owner.clone().unwrap_or("(free)".into());
-            let client = client(&self.registered);
-            rows.push(row(owner, Some(self.holds), remaining, client));
+            rows.push(row(owner, Some(self.holds), remaining, &self.registered));
         }
         for entry in &self.holders {
             let owner = format!("{} ({})", entry.owner, entry.side.unwrap_or("hold"));
@@ -284,18 +278,18 @@ impl Object {
                 owner,
                 entry.holds,
                 format_remaining(entry.remaining_ms),
-                client(&entry.registered),
+                &entry.registered,
             ));
         }
         for (at, entry) in self.queue.iter().enumerate() {
             let owner = format!("{} (waits, {})", entry.owner, at + 1);
             let remaining = format_remaining(entry.remaining_ms);
-            rows.push(row(owner, None, remaining, client(&entry.registered)));
+            rows.push(row(owner, None, remaining, &entry.registered));
         }
         for permit in self.permits.iter().flatten() {
             let owner = format!("permit {}", permit.id);
             let remaining = format_remaining(permit.remaining_ms);
-            rows.push(row(owner, None, remaining, String::new()));
+            rows.push(row(owner, None, remaining, &None));
         }
         rows
     }

@@ -73,7 +73,7 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
     };
     tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => Ok(code),
         _ = &mut reader_left => Ok(exit::OK),
         ended = work => ended,
     }

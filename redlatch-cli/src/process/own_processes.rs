@@ -1,6 +1,6 @@
 //! Processes that `redlatch` starts for itself, also while CMD runs. redlatch neither counts nor
 //! signals them as descendants of CMD. Both the thread that has started such a process and
-//! [`Child`](crate::run::child) wait for it. The first of them reaps it, and this module keeps its
+//! `Child` (`run::child`) wait for it. The first of them reaps it, and this module keeps its
 //! status for the thread.
 
 use std::io;

@@ -14,7 +14,6 @@
 //! continue after the lease expires, at the same time as the next holder.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc as blocking};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Named};
@@ -29,7 +28,7 @@ use signal_hook::flag;
 use tokio::sync::mpsc;
 
 use super::{own_processes, process_tree};
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::threads::spawn_without_signals;
 
 /// Signals that ask a program to end.
@@ -123,7 +122,7 @@ impl Signals {
         let is_ignored = |number: &i32| ignored & (1 << (number - 1)) != 0;
         for number in REAL_TIME.filter(|number| !is_ignored(number)) {
             // Fails for signals that the C library reserves.
-            let _ = flag::register(number, Arc::<AtomicBool>::default());
+            let _ = flag::register(number, Arc::default());
         }
         own_processes::handle_sigchld().map_err(failure)?;
         let all = Named::iterator().filter(|named| !NOT_CAUGHT.contains(named));
@@ -203,16 +202,18 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal that would end a process without handlers, and returns it. When a
-    /// signal asks this process to stop, stops it and waits on. Cancel safe.
-    pub(crate) async fn next_end(&mut self) -> Signal {
+    /// Waits for the next signal that would end a process without handlers, and returns the exit
+    /// code that reports it. When a signal asks this process to stop, stops it and waits on. Cancel
+    /// safe.
+    pub(crate) async fn next_end(&mut self) -> u8 {
         loop {
             match self.next().await {
-                Caught::End(signal) => return signal,
-                Caught::Other(signal) if signal != Signal::WINCH => return signal,
+                Caught::Other(Signal::WINCH) | Caught::Child => {}
+                Caught::End(signal) | Caught::Other(signal) => {
+                    return exit::by_signal(signal.as_raw());
+                }
                 Caught::Stop if can_stop() => stop(),
                 Caught::Stop => discard_stop(),
-                Caught::Child | Caught::Other(_) => {}
             }
         }
     }

@@ -70,7 +70,7 @@ async fn connect_and_run(
     let connecting = store::connect_within(store_args, settings(&elect.cmd), &limits);
     let client = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         client = connecting => client?,
     };
     let election = client.election(&elect.name);
@@ -101,7 +101,7 @@ async fn campaign_and_run(
     loop {
         let leadership = tokio::select! {
             biased;
-            signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+            code = signals.next_end() => return Ok(code),
             leadership = campaign(&election, elect) => leadership,
             never = report_waiting(client, &names) => match never {},
         };
@@ -192,7 +192,7 @@ async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
     };
     tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => Ok(code),
         _ = &mut reader_left => Ok(exit::OK),
         ended = work => ended,
     }

@@ -41,7 +41,7 @@ pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Fail
     };
     let ticket = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         ticket = reading => ticket?,
     };
     validate_request(&run).await?;
@@ -52,7 +52,7 @@ pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Fail
     let settings = settings(&run.cmd).outage_limit(run.waiting.outage_limit());
     let client = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         client = store::connect_within(store_args, settings, &limits) => client?,
     };
     let code = match &ticket {
@@ -72,16 +72,15 @@ async fn run_under_lock(
 ) -> Result<u8, Failure> {
     let earlier = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         earlier = once::earlier_run(client, limits, run) => earlier?,
     };
     if let Some(earlier) = earlier {
-        once::report(run, &earlier);
-        return Ok(exit::ALREADY_RAN);
+        return Ok(once::report(run, &earlier));
     }
     let held_lock = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         held_lock = acquire(client, limits, run) => held_lock?,
         never = report_waiting(client, &run.names) => match never {},
     };
@@ -92,7 +91,7 @@ async fn run_under_lock(
     detail!("{}: acquired by {}", held_lock.names(), held_lock.owner());
     let begun = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         loss = held_lock.lost() => {
             stderr!("{}: lost before CMD began: {loss}", held_lock.names());
             return Ok(exit::LOST);
@@ -101,10 +100,7 @@ async fn run_under_lock(
     };
     let once_run = match begun {
         Ok(once_run) => once_run,
-        Err(earlier) => {
-            once::report(run, &earlier);
-            return Ok(exit::ALREADY_RAN);
-        }
+        Err(earlier) => return Ok(once::report(run, &earlier)),
     };
     match run_cmd(client, held_lock, once_run, &run.cmd, signals).await? {
         CmdEnd::Ended { code, .. } => Ok(code),
@@ -122,7 +118,7 @@ async fn run_with_ticket(
 ) -> Result<u8, Failure> {
     let held_lock = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         held_lock = ticket::adopt(client, limits, ticket) => held_lock?,
     };
     detail!("{}: adopted by {}", held_lock.names(), held_lock.owner());

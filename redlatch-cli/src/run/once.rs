@@ -68,17 +68,15 @@ pub(crate) fn outcome(status: WaitStatus) -> String {
     }
 }
 
-/// Prints which machine has run CMD, and when and how.
-pub(crate) fn report(run: &Run, earlier: &AlreadyRan) {
+/// Prints which machine has run CMD, and when and how. Returns the exit code.
+pub(crate) fn report(run: &Run, earlier: &AlreadyRan) -> u8 {
     let name = run.names.join(" ");
-    note!("{name}: {}", text(earlier, SystemTime::now()));
-}
-
-fn text(earlier: &AlreadyRan, now: SystemTime) -> String {
-    let age = now.duration_since(earlier.at).unwrap_or_default();
-    let (host, time) = (&earlier.host, text::clock(earlier.at, age));
+    let age = SystemTime::now().duration_since(earlier.at);
+    let time = text::clock(earlier.at, age.unwrap_or_default());
+    let host = &earlier.host;
     match &earlier.outcome {
-        Some(outcome) => format!("ran on {host} at {time}, {outcome}"),
-        None => format!("started on {host} at {time}, not finished"),
+        Some(outcome) => note!("{name}: ran on {host} at {time}, {outcome}"),
+        None => note!("{name}: started on {host} at {time}, not finished"),
     }
+    exit::ALREADY_RAN
 }

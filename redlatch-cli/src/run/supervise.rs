@@ -16,7 +16,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use redlatch::{Client, Error, Loss, OnceRun};
-use rustix::process::{Signal, WaitStatus};
+use rustix::process::WaitStatus;
 use tokio::time::{sleep, timeout};
 
 use super::child::{Child, ChildEvent};
@@ -91,8 +91,7 @@ pub(crate) async fn run_cmd(
             };
             let released = match unless_ended(releasing, signals).await {
                 Ok(released) => released,
-                Err(signal) => {
-                    let code = exit::by_signal(signal.as_raw());
+                Err(code) => {
                     child.resend_key_signal();
                     return Ok(CmdEnd::Ended { code, asked: false });
                 }
@@ -151,17 +150,14 @@ pub(crate) async fn run_cmd(
 }
 
 /// Waits for `work`. After a signal that ends a process, waits for at most [`RELEASE_GRACE`], and
-/// then returns the signal. `work` then continues in the background, and
+/// then returns the exit code. `work` then continues in the background, and
 /// [`flush`](crate::store::flush) reports it.
-async fn unless_ended<T>(
-    work: impl Future<Output = T>,
-    signals: &mut Signals,
-) -> Result<T, Signal> {
+async fn unless_ended<T>(work: impl Future<Output = T>, signals: &mut Signals) -> Result<T, u8> {
     let mut work = pin!(work);
     tokio::select! {
         biased;
         done = &mut work => Ok(done),
-        signal = signals.next_end() => timeout(RELEASE_GRACE, work).await.map_err(|_| signal),
+        code = signals.next_end() => timeout(RELEASE_GRACE, work).await.map_err(|_| code),
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) async fn lock(store_args: &StoreArgs, args: &Lock) -> Result<u8, Fail
     let settings = settings.outage_limit(args.waiting.outage_limit());
     let client = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         client = store::connect_within(store_args, settings, &limits) => client?,
     };
     let locked = match kind {
@@ -120,7 +120,7 @@ async fn lock_with<K: HasTicket + Revocable>(
     };
     let acquired = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         acquired = acquiring => acquired,
         never = report_waiting(client, names) => match never {},
     };
@@ -147,20 +147,20 @@ async fn lock_with<K: HasTicket + Revocable>(
     }
     let made = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         made = guard.into_ticket_for(args.lease) => made,
     };
     let ticket = made.map_err(IntoTicketError::into_error)?;
     let printed = tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(Some(signal)),
+        code = signals.next_end() => Ok(Some(code)),
         printed = print(&ticket) => printed.map(|()| None),
     };
     if let Ok(None) = printed {
         return Ok(exit::OK);
     }
     lock.unlock_ticket(&ticket).await?;
-    Ok(printed?.map_or(exit::OK, |signal| exit::by_signal(signal.as_raw())))
+    Ok(printed?.unwrap_or(exit::OK))
 }
 
 /// Prints a ticket. A reader that has gone is an error: nothing else has the ticket.

@@ -47,7 +47,7 @@ pub(crate) async fn exporter(store_args: &StoreArgs, exporter: &Exporter) -> Res
     let serving = http::serve(listener, move |request| respond(request, &registry));
     tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => Ok(code),
         failure = look_repeatedly(store_args, exporter, &latest) => Err(failure),
         never = serving => match never {},
     }
@@ -158,13 +158,11 @@ async fn look_repeatedly(store_args: &StoreArgs, exporter: &Exporter, latest: &L
     let mut is_failing = false;
     loop {
         let looked = async {
-            if client.is_none() {
-                client = Some(store::connect(store_args, Client::builder()).await?);
-            }
-            match &client {
-                Some(client) => look(client, exporter).await,
-                None => Ok(Look::default()),
-            }
+            let connected = match client.take() {
+                Some(client) => client,
+                None => store::connect(store_args, Client::builder()).await?,
+            };
+            look(client.insert(connected), exporter).await
         };
         let looked = looked.await;
         match &looked {
@@ -230,7 +228,7 @@ impl Collector for Latest {
             seconds,
             [([], look.ended.as_secs_f64())],
         )?;
-        let kinds: [(_, _, fn(&Counts) -> u32); _] = [
+        let kinds: [(_, _, Count); 3] = [
             ("redlatch_objects", "Number of objects", |of| of.objects),
             ("redlatch_holders", HOLDERS, |of| of.holders),
             ("redlatch_waiters", WAITERS, |of| of.waiters),
@@ -244,22 +242,15 @@ impl Collector for Latest {
             .names
             .iter()
             .map(|(name, object)| ([("name", &**name), ("kind", &*object.kind)], object));
-        gauges.add(
-            "redlatch_object_holders",
-            HOLDERS,
-            None,
-            names
-                .clone()
-                .map(|(labels, object)| (labels, object.counts.holders.into())),
-        )?;
-        gauges.add(
-            "redlatch_object_waiters",
-            WAITERS,
-            None,
-            names
-                .clone()
-                .map(|(labels, object)| (labels, object.counts.waiters.into())),
-        )?;
+        let counts: [(_, _, Count); 2] = [
+            ("redlatch_object_holders", HOLDERS, |of| of.holders),
+            ("redlatch_object_waiters", WAITERS, |of| of.waiters),
+        ];
+        for (name, help, count) in counts {
+            let series = names.clone();
+            let series = series.map(|(labels, object)| (labels, count(&object.counts).into()));
+            gauges.add(name, help, None, series)?;
+        }
         gauges.add(
             "redlatch_object_lease",
             "Time until the last hold ends unless it is renewed",
@@ -274,6 +265,9 @@ impl Collector for Latest {
         )
     }
 }
+
+/// Returns one of the numbers.
+type Count = fn(&Counts) -> u32;
 
 const HOLDERS: &str =
     "Number of owners that hold it, or of acquired permits of an expirable semaphore";

@@ -26,12 +26,8 @@ pub(crate) async fn connect(
     store_args: &StoreArgs,
     settings: ClientBuilder,
 ) -> Result<Client, Failure> {
-    connect_within(
-        store_args,
-        settings,
-        &WaitLimits::new(Some(Duration::ZERO), None),
-    )
-    .await
+    let limits = WaitLimits::new(Some(Duration::ZERO), None);
+    connect_within(store_args, settings, &limits).await
 }
 
 /// Connects to a store, which may be unreachable for as long as `limits` allow.

@@ -518,10 +518,11 @@ fn details_lines(view: &View, name: &str, columns: usize) -> Vec<TextLine> {
 
 fn holder_line(view: &View, lock: &Lock, holder: &Holder, time: SystemTime) -> String {
     let party = &holder.party;
-    let side = holder.side.map_or(String::new(), |side| match side {
-        "write" => "for writing ".to_owned(),
-        _ => "for reading ".to_owned(),
-    });
+    let side = match holder.side {
+        Some("write") => "for writing ",
+        Some(_) => "for reading ",
+        None => "",
+    };
     let since = match party.age {
         Some(age) => since_text(age, time),
         None => match view.history.seen_for(&lock.name, &party.owner) {

@@ -22,7 +22,7 @@ use std::io::{self, IsTerminal as _};
 use std::time::{Duration, SystemTime};
 
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_current_process_group};
 use tokio::sync::mpsc;
 
 use self::looks::{Report, Unlock};
@@ -74,7 +74,7 @@ pub(crate) async fn top(store_args: StoreArgs, top: Top) -> Result<u8, Failure> 
                         Action::Leave => return Ok(exit::OK),
                         Action::Interrupt => return Ok(exit::by_signal(Signal::INT.as_raw())),
                         // To the whole group, as the terminal does it.
-                        Action::Suspend => stop_group(),
+                        Action::Suspend => drop(kill_current_process_group(Signal::TSTP)),
                         Action::Redraw => screen.clear()?,
                         Action::Unlock { name, holders } => {
                             let _ = looks.requests.send(Unlock { name, holders });
@@ -132,8 +132,4 @@ fn read_input() -> Result<mpsc::Receiver<io::Result<Event>>, Failure> {
     spawn_without_signals("input", reading)
         .map_err(|error| Failure::system("cannot start a thread", &error))?;
     Ok(receiver)
-}
-
-fn stop_group() {
-    let _ = rustix::process::kill_current_process_group(Signal::TSTP);
 }
