@@ -8,54 +8,30 @@
 pub mod targets;
 
 // The parsers of the command, which is a program and no library. Their paths begin with `crate`, so they are modules here.
-#[path = "../../redlatch-cli/src/args.rs"]
+#[path = "../../redlatch-cli/src/args/mod.rs"]
 #[allow(dead_code)]
 mod args;
-#[path = "../../redlatch-cli/src/config.rs"]
-#[allow(dead_code)]
-mod config;
-#[path = "../../redlatch-cli/src/credentials.rs"]
-#[allow(dead_code)]
-mod credentials;
 #[path = "../../redlatch-cli/src/duration.rs"]
 #[allow(dead_code)]
 mod duration;
-#[path = "../../redlatch-cli/src/escape.rs"]
-#[allow(dead_code)]
-mod escape;
 #[path = "../../redlatch-cli/src/exit.rs"]
 #[allow(dead_code)]
 mod exit;
-#[path = "../../redlatch-cli/src/http.rs"]
-#[allow(dead_code)]
-mod http;
-#[path = "../../redlatch-cli/src/line_queue.rs"]
-#[allow(dead_code)]
-mod line_queue;
-#[path = "../../redlatch-cli/src/own_processes.rs"]
-#[allow(dead_code)]
-mod own_processes;
-#[path = "../../redlatch-cli/src/stderr.rs"]
+#[path = "../../redlatch-cli/src/output/mod.rs"]
 #[allow(dead_code, unused_imports, unused_macros)]
-mod stderr;
-#[path = "../../redlatch-cli/src/store.rs"]
+mod output;
+#[path = "../../redlatch-cli/src/process/mod.rs"]
+#[allow(dead_code, unused_imports)]
+mod process;
+#[path = "../../redlatch-cli/src/store/mod.rs"]
 #[allow(dead_code)]
 mod store;
-#[path = "../../redlatch-cli/src/store_args.rs"]
+#[path = "../../redlatch-cli/src/text.rs"]
 #[allow(dead_code)]
-mod store_args;
-#[path = "../../redlatch-cli/src/streams.rs"]
-#[allow(dead_code)]
-mod streams;
+mod text;
 #[path = "../../redlatch-cli/src/threads.rs"]
 #[allow(dead_code)]
 mod threads;
-#[path = "../../redlatch-cli/src/ticket_args.rs"]
-#[allow(dead_code)]
-mod ticket_args;
-#[path = "../../redlatch-cli/src/wrapper.rs"]
-#[allow(dead_code)]
-mod wrapper;
 
 /// The name of a target, which is also its folder in `corpus/`, and its function.
 pub type Target = (&'static str, fn(&[u8]));

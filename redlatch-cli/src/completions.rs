@@ -5,7 +5,7 @@ use clap_complete::aot;
 
 use crate::args::{Args, Completions, Shell};
 use crate::exit::{self, Failure};
-use crate::stdout;
+use crate::output::stdout;
 
 pub(crate) async fn completions(completions: &Completions) -> Result<u8, Failure> {
     let mut script = Vec::new();

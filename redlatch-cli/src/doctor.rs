@@ -1,6 +1,7 @@
 //! `redlatch doctor`: tries on the store what each feature needs, and says what to change.
 //!
-//! What a server can do is what it has shown: each feature is used as programs use it, by two clients, on names of its own.
+//! What a server can do is what it has shown: each feature is used as programs use it, by two
+//! clients, on names of its own.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,8 +12,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::args::Doctor;
 use crate::exit::{self, Failure};
-use crate::store_args::StoreArgs;
-use crate::{stdout, store};
+use crate::output::stdout;
+use crate::store;
+use crate::store::args::StoreArgs;
 
 /// The lease of each lock that a check holds: it ends if this program dies.
 const LEASE: Duration = Duration::from_secs(10);
@@ -20,7 +22,8 @@ const LEASE: Duration = Duration::from_secs(10);
 /// Time limit of each check.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The lease of the lock that the other client waits for. A waiter that receives no message tries again when it ends.
+/// The lease of the lock that the other client waits for. A waiter that receives no message tries
+/// again when it ends.
 const FALLBACK: Duration = Duration::from_secs(3);
 
 /// The lease of holds that the watchdog renews here.

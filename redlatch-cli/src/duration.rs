@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Parses a whole number and a unit: `300ms`, `2s`, `5m` or `5min`, `1h`, `1d`. A number alone is in
-/// seconds, as in `sleep 5`.
+/// Parses a whole number and a unit: `300ms`, `2s`, `5m` or `5min`, `1h`, `1d`. A number alone is
+/// in seconds, as in `sleep 5`.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let help = "use a whole number and a unit, such as 300ms, 2s, 5m, 1h or 1d";
     if text.starts_with('-') {

@@ -5,13 +5,13 @@ use std::time::Duration;
 use redlatch::Client;
 use redlatch::inspect::ObjectState;
 
-use crate::args::{Latch, LatchCommand};
+use crate::args::change::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
-use crate::signals::Signals;
-use crate::stderr::note;
-use crate::store::WaitLimits;
-use crate::store_args::StoreArgs;
-use crate::{stdout, store};
+use crate::output::stderr::note;
+use crate::output::stdout;
+use crate::process::signals::Signals;
+use crate::store::args::StoreArgs;
+use crate::store::{self, WaitLimits};
 
 pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, Failure> {
     let name = &latch.name;
@@ -34,11 +34,11 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
     };
     let (client, state) = tokio::select! {
         biased;
-        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => return Ok(code),
         connected = connecting => connected?,
     };
-    // An expirable semaphore has its number of permits under the same key: counting that down would take
-    // permits away.
+    // An expirable semaphore has its number of permits under the same key: counting that down would
+    // take permits away.
     if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {
@@ -77,7 +77,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
     };
     tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => Ok(code),
         done = work => done,
     }
 }

@@ -1,47 +1,36 @@
 //! `redlatch`: runs a command while it holds a lock, and inspects locks.
+//!
+//! A file imports only from its own row and those below, and no two files import from each other:
+//!
+//! 1. The commands: `run/` has those that hold a lock, `serve/` what answers HTTP requests, `top/` the
+//!    view; each other command is a file.
+//! 2. `args/`: the command line and the configuration files.
+//! 3. `store/`: the options of the store, and connecting. `text`: how holders and times are written.
+//! 4. `process/`: signals, the terminal and other processes. `output/`: what is printed.
+//! 5. `exit`, `threads`, `duration`.
 #![forbid(unsafe_code)]
 
 mod args;
-mod child;
 mod completions;
-mod config;
-mod credentials;
 mod doctor;
-#[cfg(test)]
-mod documented_commands;
 mod duration;
-mod elect;
-mod escape;
-mod exec;
 mod exit;
-mod exporter;
-mod held_lock;
-mod http;
 mod latch;
-mod line_queue;
 #[cfg(feature = "man")]
 mod man;
-mod once;
-mod own_processes;
-mod process_tree;
-mod registered;
+mod output;
+mod process;
 mod run;
+mod serve;
 mod show;
-mod signals;
-mod stderr;
-mod stdout;
 mod store;
-mod store_args;
-mod streams;
-mod terminal;
+mod text;
 mod threads;
-mod ticket;
-mod ticket_args;
 mod token;
 mod top;
+mod unlock;
 mod watch;
 mod why;
-mod wrapper;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal as _};
@@ -52,11 +41,16 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _, ValueEnum as _};
 
-use crate::args::{Args, Command, Elect, InternalCommand, Run};
-use crate::config::Config;
+use crate::args::config::Config;
+use crate::args::elect::Elect;
+use crate::args::run::Run;
+use crate::args::{Args, Command, InternalCommand};
 use crate::exit::Failure;
-use crate::stderr::{LogFormat, Output, stderr};
-use crate::streams::{STDERR, WrittenAtEnd};
+use crate::output::stderr::{self, stderr};
+use crate::output::stdout;
+use crate::output::streams::{STDERR, WrittenAtEnd};
+use crate::output::{LogFormat, Output};
+use crate::store::args::{warn_if_url_has_password, without_secrets};
 use crate::threads::runtime;
 
 fn main() -> ExitCode {
@@ -92,18 +86,18 @@ fn main() -> ExitCode {
     let config = match config {
         Ok(config) => config,
         Err(failure) => {
-            stderr::set_output(args.output);
+            output::set(args.output);
             return exit_code(Err(failure));
         }
     };
     args.output.log_format = args.output.log_format.or(config.log_format);
-    stderr::set_output(args.output);
+    output::set(args.output);
     // The view fills the terminal. Log events would be written across it.
     if !(matches!(args.command, Command::Top(_)) && std::io::stderr().is_terminal()) {
         stderr::start_log();
     }
     if url_is_option {
-        store_args::warn_if_url_has_password(args.store_args.url());
+        warn_if_url_has_password(args.store_args.url());
     }
     config.print_warnings();
     if !prefix_is_option {
@@ -123,7 +117,7 @@ fn main() -> ExitCode {
 fn run_internal(command: &InternalCommand) -> ExitCode {
     match command {
         // This process becomes CMD and does not hold the lock.
-        InternalCommand::Exec(exec) => exec::exec(exec).into(),
+        InternalCommand::Exec(exec) => run::exec::exec(exec).into(),
         #[cfg(feature = "man")]
         InternalCommand::Man(man) => exit_code(man::man(man)),
     }
@@ -141,7 +135,7 @@ fn exit_code(result: Result<u8, Failure>) -> ExitCode {
 fn dispatch(args: Args) -> Result<u8, Failure> {
     // CMD gets the signal mask of the parent.
     if !matches!(args.command, Command::Run(_) | Command::Elect(_)) {
-        signals::unblock_ending();
+        process::signals::unblock_ending();
     }
     // Before CMD may use up the system's threads.
     STDERR.start();
@@ -151,20 +145,22 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
     let code = runtime.block_on(async {
         match args.command {
             Command::Run(run) => run::run(&args.store_args, run).await,
-            Command::Elect(elect) => elect::elect(&args.store_args, elect).await,
+            Command::Elect(elect) => run::elect::elect(&args.store_args, elect).await,
             Command::Show(show) => show::show(&args.store_args, &show).await,
             Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
             Command::Why(why) => why::why(&args.store_args, &why).await,
             Command::Deadlocks(deadlocks) => why::deadlocks(&args.store_args, &deadlocks).await,
             Command::Watch(watch) => watch::watch(&args.store_args, &watch).await,
-            Command::Lock(lock) => ticket::lock(&args.store_args, &lock).await,
-            Command::Renew(renew) => ticket::renew(&args.store_args, &renew).await,
-            Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
+            Command::Lock(lock) => run::ticket::lock(&args.store_args, &lock).await,
+            Command::Renew(renew) => run::ticket::renew(&args.store_args, &renew).await,
+            Command::Unlock(unlock) => unlock::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,
             Command::Top(top) => top::top(args.store_args, top).await,
             Command::Doctor(doctor) => doctor::doctor(&args.store_args, &doctor).await,
-            Command::Exporter(exporter) => exporter::exporter(&args.store_args, &exporter).await,
+            Command::Exporter(exporter) => {
+                serve::exporter::exporter(&args.store_args, &exporter).await
+            }
             Command::Completions(completions) => completions::completions(&completions).await,
         }
     });
@@ -175,13 +171,13 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
 
 /// Prints a usage error, or the requested help.
 fn print_usage_error(mut error: clap::Error) -> ExitCode {
-    stderr::set_output(Output {
+    output::set(Output {
         log_format: requested_log_format(),
         ..Output::default()
     });
     if !error.use_stderr() {
         // Text of this program alone.
-        let text = match stderr::has_colors(&io::stdout()) {
+        let text = match output::has_colors(&io::stdout()) {
             true => error.render().ansi().to_string(),
             false => error.render().to_string(),
         };
@@ -214,7 +210,7 @@ fn shorten_arguments(error: &mut clap::Error) {
         ContextKind::InvalidValue,
     ] {
         if let Some(ContextValue::String(quoted)) = error.get(kind) {
-            let shown = escape::line(&store_args::without_secrets(quoted));
+            let shown = output::escape::line(&without_secrets(quoted));
             if shown != *quoted {
                 error.insert(kind, ContextValue::String(shown));
                 // Advice that quotes it, too.
@@ -224,8 +220,8 @@ fn shorten_arguments(error: &mut clap::Error) {
     }
 }
 
-/// Returns the format of messages that is requested on a command line that is wrong elsewhere, or in the
-/// environment.
+/// Returns the format of messages that is requested on a command line that is wrong elsewhere, or
+/// in the environment.
 fn requested_log_format() -> Option<LogFormat> {
     let args: Vec<String> = std::env::args_os()
         .map(|arg| arg.to_string_lossy().into_owned())

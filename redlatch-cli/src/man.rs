@@ -49,7 +49,8 @@ fn write_pages(command: &Command, dir: &Path) -> io::Result<()> {
     fs::write(dir.join(page.get_filename()), text)
 }
 
-/// Returns a section for each paragraph of the text that help ends with, line by line as in the help.
+/// Returns a section for each paragraph of the text that help ends with, line by line as in the
+/// help.
 fn after_help_sections(after_help: &str) -> Roff {
     let mut sections = Roff::default();
     for paragraph in after_help.split("\n\n") {

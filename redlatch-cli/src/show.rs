@@ -1,20 +1,18 @@
-//! `redlatch show`, `ls` and `unlock`. They print tables or JSON to standard output.
+//! `redlatch show` and `ls`. They print tables or JSON to standard output.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
-use redlatch::kind::Revocable;
-use redlatch::{Client, Expiry, Lock};
+use redlatch::inspect::{HeldPermit, Holder, ObjectState, RegistryEntry, Waiter};
+use redlatch::{Client, Expiry};
 use serde::Serialize;
 
-use crate::args::{Ls, Show, Unlock};
+use crate::args::show::{Ls, Show};
 use crate::exit::{self, Failure};
-use crate::registered::{self, Registered};
-use crate::stderr::{self, stderr, warning};
-use crate::store_args::StoreArgs;
-use crate::{duration, escape, stdout, store, ticket};
+use crate::output::{self, escape, stdout};
+use crate::store::args::StoreArgs;
+use crate::{duration, store, text};
 
 /// An object in JSON. The first six fields are present for every object, the others where they
 /// apply.
@@ -64,8 +62,44 @@ struct PermitEntry {
     remaining_ms: Option<u64>,
 }
 
+/// A holder or waiter that is in the registry, in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Registered {
+    host: String,
+    pid: u32,
+    program: String,
+    version: String,
+    label: Option<String>,
+    kind: String,
+    since: String,
+    age_ms: u64,
+    note: Option<String>,
+    /// For people.
+    #[serde(skip)]
+    pub(crate) text: String,
+}
+
+impl Registered {
+    pub(crate) fn new(entry: &RegistryEntry) -> Registered {
+        let client = &*entry.client;
+        let [date, time] = text::utc(text::ago(SystemTime::now(), entry.age));
+        Registered {
+            host: client.host.clone(),
+            pid: client.pid,
+            program: client.program.clone(),
+            version: client.version.clone(),
+            label: client.label.clone(),
+            kind: entry.kind.clone(),
+            since: format!("{date}T{time}Z"),
+            age_ms: whole_millis(entry.age),
+            note: entry.note.clone(),
+            text: text::client(entry),
+        }
+    }
+}
+
 pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Failure> {
-    let quiet = stderr::output().quiet;
+    let quiet = output::settings().quiet;
     if quiet && show.json {
         return Err(Failure::usage(
             "--quiet and --json cannot be used together: with --quiet, show prints nothing",
@@ -96,27 +130,18 @@ pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> Vec<String> {
 
 /// Returns a line for each holder and waiter that is in the registry.
 fn sentences(state: &ObjectState) -> Vec<String> {
-    let holders = state.holders().into_iter().filter_map(|holder| {
-        let text = registered::text(holder.registered.as_ref()?);
-        Some(format!("held by {text}{}", lease_text(holder.remaining)))
-    });
+    let holders = state.holders().into_iter();
+    let holders = holders.filter(|holder| holder.registered.is_some());
+    let holders = holders.map(|holder| format!("held by {}", text::holder(holder)));
     let queue = match state {
         ObjectState::Lock { queue, .. } => &queue[..],
         _ => &[],
     };
     let waiters = queue.iter().enumerate().filter_map(|(at, waiter)| {
-        let text = registered::text(waiter.registered.as_ref()?);
+        let text = text::client(waiter.registered.as_ref()?);
         Some(format!("waiter {}: {text}", at + 1))
     });
     holders.chain(waiters).collect()
-}
-
-/// Describes the end of a lease: `, lease 24 s left`.
-pub(crate) fn lease_text(remaining: Expiry) -> String {
-    match remaining {
-        Expiry::In(left) => format!(", lease {} left", duration::rough(left)),
-        Expiry::Never => ", forever".into(),
-    }
 }
 
 pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
@@ -133,145 +158,6 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
         true => stdout::json(&objects).await,
         false => stdout::lines(table(&objects, ls.wide)).await,
     }
-}
-
-pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
-    let asks = unlock.ask || unlock.revoke.is_some();
-    let name = match (&unlock.name, &unlock.ticket) {
-        (Some(_), Some(_)) if !unlock.force && !asks => {
-            return Err(Failure::usage(
-                "use either a ticket without NAME, or NAME with --ask, --revoke or --force",
-            ));
-        }
-        (Some(name), _) => name,
-        (None, ticket) => {
-            let ticket = ticket.as_deref().unwrap_or_default();
-            return ticket::unlock(store_args, ticket).await;
-        }
-    };
-    if !unlock.force && !asks {
-        return Err(Failure::usage(
-            "unlocking takes the lock from a holder that may still be working, and that continues until it \
-             detects the loss, concurrently with the next holder; to confirm, use --force (`redlatch show` \
-             shows the holder); to let the holder release it, use --ask or --revoke",
-        ));
-    }
-    store::check_name(name).await?;
-    let client = store::connect(store_args, Client::builder()).await?;
-    if asks {
-        return ask(&client, name, unlock).await;
-    }
-    stdout::lines([force_unlock(&client, name, None).await?]).await
-}
-
-/// Asks the holder of a lock to release it. With --wait, waits until it has.
-async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure> {
-    match client.inspect(name).await? {
-        Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
-            "{name}: readers cannot be asked: others would take their place"
-        ))),
-        Some(ObjectState::ReadWriteLock { .. }) => {
-            ask_holder(&client.read_write_lock(name).write(), unlock).await
-        }
-        // Locks of the other kinds have the same data.
-        Some(ObjectState::Lock { .. }) | None => ask_holder(&client.lock(name), unlock).await,
-        Some(state) => Err(Failure::wrong_kind(format!(
-            "{name}: the holder of {} cannot be asked",
-            store::with_article(&state.kind().to_string())
-        ))),
-    }
-}
-
-async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8, Failure> {
-    let shown = lock.name();
-    let asked = match unlock.revoke {
-        Some(limit) => lock.revoke(limit).await?,
-        None => lock.ask().await?,
-    };
-    let Some(owner) = asked else {
-        return stdout::lines([format!("{shown}: was not locked")]).await;
-    };
-    let limit = unlock.revoke.map_or(String::new(), |limit| {
-        // Redisson and earlier versions continue to renew it.
-        format!(
-            "; a holder that knows requests loses it after {}",
-            duration::short(limit)
-        )
-    });
-    let written = stdout::lines([format!("{shown}: asked {owner}{limit}")]).await?;
-    if owner.as_str().starts_with("ticket-") {
-        warning!(
-            "{shown}: it is a ticket, which no process holds now; none can adopt it any more, and `redlatch unlock` with the ticket releases it"
-        );
-    }
-    let Some(wait) = unlock.wait else {
-        return Ok(written);
-    };
-    if lock.released_by(owner, wait).await? {
-        return stdout::lines([format!("{shown}: released")]).await;
-    }
-    stderr!("{shown}: not released within {}", duration::short(wait));
-    Ok(exit::NOT_RELEASED)
-}
-
-/// Unlocks a lock by force, whatever its kind. Returns what it did, as a sentence. With `confirmed`, does nothing if an owner
-/// holds the lock that is not one of those.
-pub(crate) async fn force_unlock(
-    client: &Client,
-    name: &str,
-    confirmed: Option<&[String]>,
-) -> Result<String, Failure> {
-    let state = client.inspect(name).await?;
-    let holders = state.iter().flat_map(ObjectState::holders);
-    let is_confirmed = |holder: &Holder| {
-        confirmed.is_none_or(|owners| owners.iter().any(|owner| *owner == holder.owner.as_str()))
-    };
-    if !holders.into_iter().all(is_confirmed) {
-        return Ok(format!("{name}: not unlocked: another owner holds it now"));
-    }
-    let unlocked = match state {
-        None => false,
-        // The next waiter has been notified; if it does not respond, others skip it. Nothing to do.
-        Some(ObjectState::Lock {
-            holder: None,
-            queue,
-            ..
-        }) if !queue.is_empty() => {
-            let waiting = match queue.len() {
-                1 => "1 waits".to_owned(),
-                n => format!("{n} wait"),
-            };
-            return Ok(format!("{name}: not held; {waiting} for it"));
-        }
-        // Its waiters are notified one by one, each on its own channel.
-        Some(state) if state.kind() == ObjectKind::FairLock => {
-            client.fair_lock(name).force_unlock().await?
-        }
-        Some(ObjectState::Lock { .. }) => client.lock(name).force_unlock().await?,
-        Some(ObjectState::ReadWriteLock { writer: None, .. }) => {
-            client.read_write_lock(name).read().force_unlock().await?
-        }
-        Some(ObjectState::ReadWriteLock { .. }) => {
-            client.read_write_lock(name).write().force_unlock().await?
-        }
-        Some(state) => {
-            let kind = store::with_article(&state.kind().to_string());
-            let why = match state {
-                ObjectState::ExpirableSemaphore { .. } => {
-                    "; its permits become available when their leases end"
-                }
-                _ => "",
-            };
-            return Err(Failure::wrong_kind(format!(
-                "{name}: {kind} cannot be unlocked{why}"
-            )));
-        }
-    };
-    let what = match unlocked {
-        true => "unlocked",
-        false => "was not locked",
-    };
-    Ok(format!("{name}: {what}"))
 }
 
 impl Object {
@@ -343,28 +229,24 @@ impl Object {
         object
     }
 
-    /// Returns the object's rows of the table: its state or holders, then waiters or acquired permits.
+    /// Returns the object's rows of the table: its state or holders, then waiters or acquired
+    /// permits.
     fn rows(&self) -> Vec<Row> {
-        let client = |registered: &Option<Registered>| {
-            let text = registered
-                .as_ref()
-                .map(|registered| registered.text.clone());
-            text.unwrap_or_default()
-        };
-        let row = |owner: String, holds: Option<u32>, remaining: String, client: String| {
-            [
-                self.name.clone(),
-                match (&self.kind, self.token) {
-                    (Some(kind), Some(token)) => format!("{kind}, token {token}"),
-                    (Some(kind), None) => kind.clone(),
-                    (None, _) => "-".into(),
-                },
-                owner,
-                holds.map_or("-".into(), |holds| holds.to_string()),
-                remaining,
-                client,
-            ]
-        };
+        let row =
+            |owner: String, holds: Option<u32>, remaining: String, who: &Option<Registered>| {
+                [
+                    self.name.clone(),
+                    match (&self.kind, self.token) {
+                        (Some(kind), Some(token)) => format!("{kind}, token {token}"),
+                        (Some(kind), None) => kind.clone(),
+                        (None, _) => "-".into(),
+                    },
+                    owner,
+                    holds.map_or("-".into(), |holds| holds.to_string()),
+                    remaining,
+                    who.as_ref().map_or(String::new(), |who| who.text.clone()),
+                ]
+            };
         let mut rows = Vec::new();
         if let Some(value) = self.value {
             let owner = match self.held {
@@ -375,21 +257,20 @@ impl Object {
                 .remaining_ms
                 .map(Some)
                 .map_or("-".into(), format_remaining);
-            rows.push(row(owner, None, remaining, String::new()));
+            rows.push(row(owner, None, remaining, &None));
         } else if let (Some(available), Some(total)) = (self.available, self.total) {
             let owner = match self.held {
                 true => format!("(held: {available} of {total} left)"),
                 false => format!("({available} of {total} left)"),
             };
-            rows.push(row(owner, None, "-".into(), String::new()));
+            rows.push(row(owner, None, "-".into(), &None));
         } else if self.holders.is_empty() {
             let remaining = match self.held {
                 true => format_remaining(self.remaining_ms),
                 false => "-".into(),
             };
             let owner = self.owner.clone().unwrap_or("(free)".into());
-            let client = client(&self.registered);
-            rows.push(row(owner, Some(self.holds), remaining, client));
+            rows.push(row(owner, Some(self.holds), remaining, &self.registered));
         }
         for entry in &self.holders {
             let owner = format!("{} ({})", entry.owner, entry.side.unwrap_or("hold"));
@@ -397,18 +278,18 @@ impl Object {
                 owner,
                 entry.holds,
                 format_remaining(entry.remaining_ms),
-                client(&entry.registered),
+                &entry.registered,
             ));
         }
         for (at, entry) in self.queue.iter().enumerate() {
             let owner = format!("{} (waits, {})", entry.owner, at + 1);
             let remaining = format_remaining(entry.remaining_ms);
-            rows.push(row(owner, None, remaining, client(&entry.registered)));
+            rows.push(row(owner, None, remaining, &entry.registered));
         }
         for permit in self.permits.iter().flatten() {
             let owner = format!("permit {}", permit.id);
             let remaining = format_remaining(permit.remaining_ms);
-            rows.push(row(owner, None, remaining, String::new()));
+            rows.push(row(owner, None, remaining, &None));
         }
         rows
     }
@@ -477,8 +358,8 @@ fn terminal_columns() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Shortens owners, then names, then kinds, to their minimum widths if necessary. JSON always contains
-/// them in full.
+/// Shortens owners, then names, then kinds, to their minimum widths if necessary. JSON always
+/// contains them in full.
 fn fit_columns(cells: &mut [Row], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
     // Owners remain distinguishable: they keep the beginning of the client id, and the number.

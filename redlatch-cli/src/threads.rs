@@ -12,7 +12,7 @@ use crate::exit::Failure;
 
 /// Starts a thread to which the system delivers no signals. A signal goes to any thread that does
 /// not block it, and those that were started before
-/// [`Signals`](crate::signals::Signals) would not.
+/// [`Signals`](crate::process::signals::Signals) would not.
 pub(crate) fn spawn_without_signals<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -39,8 +39,8 @@ pub(crate) async fn run_in_thread<T: Send + 'static>(
     result.await.map_err(io::Error::other)
 }
 
-/// Starts a runtime for one thread. Without descriptors for its handling of signals, tokio panics. So
-/// those of a runtime are tried first: six.
+/// Starts a runtime for one thread. Without descriptors for its handling of signals, tokio panics.
+/// So those of a runtime are tried first: six.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let tried: io::Result<Vec<_>> = (0..3).map(|_| UnixStream::pair()).collect();
     tried

@@ -1,4 +1,5 @@
-//! `redlatch token`: show, advance or delete the fencing token of a lock. The epochs of an election are tokens of its lock.
+//! `redlatch token`: show, advance or delete the fencing token of a lock. The epochs of an election
+//! are tokens of its lock.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -6,12 +7,13 @@ use std::path::Path;
 use redlatch::Client;
 use redlatch::inspect::ObjectState;
 
-use crate::args::{Token, TokenCommand};
+use crate::args::change::{Token, TokenCommand};
 use crate::exit::{self, Failure};
-use crate::stderr::note;
-use crate::store_args::StoreArgs;
+use crate::output::stderr::note;
+use crate::output::stdout;
+use crate::store;
+use crate::store::args::StoreArgs;
 use crate::threads::run_in_thread;
-use crate::{stdout, store};
 
 pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, Failure> {
     if let Some(file) = &token.from_file {

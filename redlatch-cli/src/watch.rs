@@ -1,20 +1,16 @@
 //! `redlatch watch`: one line for each event.
 
-use std::io;
-
-use redlatch::Client;
-use redlatch::inspect::{Change, Event, HeldBy, ObjectKind};
-use rustix::event::{PollFd, PollFlags, poll};
+use redlatch::inspect::{Change, Event, HeldBy};
+use redlatch::{Client, OwnerId};
 use serde::Serialize;
-use tokio::sync::oneshot;
 
-use crate::args::Watch;
+use crate::args::show::Watch;
 use crate::exit::{self, Failure};
-use crate::signals::Signals;
-use crate::stderr::{note, timestamp, warning};
-use crate::store_args::StoreArgs;
-use crate::threads::spawn_without_signals;
-use crate::{stdout, store};
+use crate::output::stderr::{note, warning};
+use crate::output::{stdout, timestamp};
+use crate::process::signals::Signals;
+use crate::store;
+use crate::store::args::StoreArgs;
 
 /// An event in JSON. The first two fields are present for every event, the others where they apply.
 #[derive(Debug, Default, Serialize)]
@@ -39,7 +35,7 @@ struct Line {
 
 pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, Failure> {
     let mut signals = Signals::catch_ending()?;
-    let mut reader_left = reader_left()?;
+    let mut reader_left = stdout::reader_left()?;
     let work = async {
         let client = store::connect(store_args, Client::builder()).await?;
         let mut events = client.watch(&watch.pattern);
@@ -77,98 +73,65 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
     };
     tokio::select! {
         biased;
-        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        code = signals.next_end() => Ok(code),
         _ = &mut reader_left => Ok(exit::OK),
         ended = work => ended,
     }
 }
 
-/// Returns what completes when standard output is a pipe or a terminal that is closed. Without it, a watch would
-/// notice that only when it prints the next event.
-pub(crate) fn reader_left() -> Result<oneshot::Receiver<()>, Failure> {
-    let (sender, receiver) = oneshot::channel();
-    let wait = move || {
-        let stdout = io::stdout();
-        // With no flags it waits only for errors and hang-ups.
-        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
-        loop {
-            match poll(&mut polled, None) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => break,
-                // It cannot be observed; writing reports errors.
-                Err(_) => std::thread::park(),
-            }
-        }
-        let _ = sender.send(());
-    };
-    spawn_without_signals("stdout", wait)
-        .map_err(|error| Failure::system("cannot watch standard output", &error))?;
-    Ok(receiver)
-}
-
 impl Line {
     fn new(event: Event) -> Line {
-        let line = Line {
-            time: timestamp(),
-            ..Line::default()
-        };
         match event {
             Event::Changed {
                 name, kind, change, ..
-            } => line.with_change(name, kind, change),
+            } => Line {
+                name: Some(name),
+                kind: Some(kind.to_string()),
+                ..Line::of_change(change)
+            },
             Event::Interrupted { error, .. } => Line {
-                event: "interrupted",
                 error: Some(error.to_string()),
-                ..line
+                ..Line::named("interrupted")
             },
-            Event::Synchronized => Line {
-                event: "synchronized",
-                ..line
-            },
-            _ => Line {
-                event: "unknown",
-                ..line
-            },
+            Event::Synchronized => Line::named("synchronized"),
+            _ => Line::named("unknown"),
         }
     }
 
-    fn with_change(self, name: String, kind: ObjectKind, change: Change) -> Line {
-        let line = Line {
-            name: Some(name),
-            kind: Some(kind.to_string()),
-            ..self
-        };
-        let waiter = |event, owner: redlatch::OwnerId, line| Line {
-            event,
-            owner: Some(owner.into()),
-            ..line
-        };
-        match change {
-            Change::Held(by) => line.with_holder("held", &by),
-            Change::Acquired(by) => line.with_holder("acquired", &by),
-            Change::Released(by) => line.with_holder("released", &by),
-            Change::Expired(by) => line.with_holder("expired", &by),
-            Change::Waiting(owner) => waiter("waiting", owner, line),
-            Change::GaveUp(owner) => waiter("gave-up", owner, line),
-            Change::Counted(value) => Line {
-                event: "counted",
-                value: Some(value),
-                ..line
-            },
-            Change::Deleted => Line {
-                event: "deleted",
-                ..line
-            },
-            _ => Line {
-                event: "changed",
-                ..line
-            },
-        }
-    }
-
-    fn with_holder(self, event: &'static str, by: &HeldBy) -> Line {
+    fn named(event: &'static str) -> Line {
         Line {
+            time: timestamp(),
             event,
+            ..Line::default()
+        }
+    }
+
+    fn of_change(change: Change) -> Line {
+        match change {
+            Change::Held(by) => Line::of_holder("held", &by),
+            Change::Acquired(by) => Line::of_holder("acquired", &by),
+            Change::Released(by) => Line::of_holder("released", &by),
+            Change::Expired(by) => Line::of_holder("expired", &by),
+            Change::Waiting(owner) => Line::of_waiter("waiting", owner),
+            Change::GaveUp(owner) => Line::of_waiter("gave-up", owner),
+            Change::Counted(value) => Line {
+                value: Some(value),
+                ..Line::named("counted")
+            },
+            Change::Deleted => Line::named("deleted"),
+            _ => Line::named("changed"),
+        }
+    }
+
+    fn of_waiter(event: &'static str, owner: OwnerId) -> Line {
+        Line {
+            owner: Some(owner.into()),
+            ..Line::named(event)
+        }
+    }
+
+    fn of_holder(event: &'static str, by: &HeldBy) -> Line {
+        Line {
             owner: by.owner().map(ToString::to_string),
             side: match by {
                 HeldBy::Reader(_) => Some("read"),
@@ -179,12 +142,12 @@ impl Line {
                 HeldBy::Permit(permit) => Some(permit.to_string()),
                 _ => None,
             },
-            ..self
+            ..Line::named(event)
         }
     }
 
-    /// Returns the event in columns that are separated by two spaces, as in a table. The columns of names and owners
-    /// have no fixed width, because later names are not known.
+    /// Returns the event in columns that are separated by two spaces, as in a table. The columns of
+    /// names and owners have no fixed width, because later names are not known.
     fn text(&self) -> String {
         let owner = match (&self.owner, self.side) {
             (Some(owner), Some(side)) => format!("{owner} ({side})"),

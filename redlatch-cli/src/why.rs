@@ -1,4 +1,5 @@
-//! `redlatch why` and `redlatch deadlocks`: the holders of a lock, its waiters, and cycles of waits.
+//! `redlatch why` and `redlatch deadlocks`: the holders of a lock, its waiters, and cycles of
+//! waits.
 
 use std::time::Duration;
 
@@ -6,12 +7,12 @@ use redlatch::inspect::{Holder, WaitingOwner};
 use redlatch::{Client, Error};
 use serde::Serialize;
 
-use crate::args::{Deadlocks, Why};
+use crate::args::show::{Deadlocks, Why};
 use crate::exit::{self, Failure};
-use crate::registered::{self, Registered};
-use crate::show::{self, Object, lease_text};
-use crate::store_args::StoreArgs;
-use crate::{stdout, store};
+use crate::output::stdout;
+use crate::show::{self, Object, Registered};
+use crate::store::args::StoreArgs;
+use crate::{store, text};
 
 /// Time between the two reads that must both show a deadlock.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
@@ -98,35 +99,22 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
         Some(state) => lines.push(format!("{name}: {}", state.kind())),
     }
     for holder in holders {
-        lines.push(format!("held by {}", holder_text(holder)));
+        lines.push(format!("held by {}", text::holder(holder)));
     }
     match waiters.as_ref().map(Vec::len) {
         None => lines.push("no permission to read the waiters".into()),
         Some(0) => lines.push("no waiters known".into()),
-        Some(1) => lines.push("1 waiter:".into()),
-        Some(many) => lines.push(format!("{many} waiters:")),
+        Some(count) => lines.push(format!("{}:", text::counted(count, "waiter"))),
     }
     for (i, wait) in waiters.iter().flatten().enumerate() {
         let queued = wait.position.map_or("", |_| ", in the queue");
-        lines.push(format!("  {}. {}{queued}", i + 1, waiter_text(wait)));
+        lines.push(format!(
+            "  {}. {}{queued}",
+            i + 1,
+            text::owner(&wait.owner, wait.registered.as_ref())
+        ));
     }
     stdout::lines(lines).await
-}
-
-/// Describes a holder: `report@db7 (pid 4711) since 02:00:13 UTC, "reindex 42", lease 24 s left`.
-fn holder_text(holder: &Holder) -> String {
-    let who = match &holder.registered {
-        Some(entry) => registered::text(entry),
-        None => holder.owner.to_string(),
-    };
-    who + &lease_text(holder.remaining)
-}
-
-fn waiter_text(wait: &WaitingOwner) -> String {
-    match &wait.registered {
-        Some(entry) => registered::text(entry),
-        None => wait.owner.to_string(),
-    }
 }
 
 pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Result<u8, Failure> {
@@ -185,10 +173,10 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
 fn deadlock_lines(kind: &str, number: usize, waits: &[&WaitingOwner]) -> Vec<String> {
     let mut lines = vec![format!("{kind} {number}:")];
     for wait in waits {
-        let holders: Vec<_> = wait.holders.iter().map(holder_text).collect();
+        let holders: Vec<_> = wait.holders.iter().map(text::holder).collect();
         lines.push(format!(
             "  {} waits for {}, held by {}",
-            waiter_text(wait),
+            text::owner(&wait.owner, wait.registered.as_ref()),
             wait.name,
             holders.join(" and ")
         ));

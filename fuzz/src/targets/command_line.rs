@@ -3,7 +3,8 @@
 use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::args::Args;
-use crate::{duration, store_args};
+use crate::duration;
+use crate::store::args::has_password;
 
 /// Parses a command line with one argument on each line of the input. The parts that are valid durations can be displayed.
 pub fn run(data: &[u8]) {
@@ -15,7 +16,7 @@ pub fn run(data: &[u8]) {
     match command.try_get_matches_from_mut(words) {
         Ok(matches) => {
             if let Ok(args) = Args::from_arg_matches(&matches) {
-                let _ = store_args::has_password(args.store_args.url());
+                let _ = has_password(args.store_args.url());
             }
         }
         Err(error) => {

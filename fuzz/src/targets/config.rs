@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use crate::config::Config;
-use crate::store_args::StoreArgs;
+use crate::args::config::Config;
+use crate::store::args::StoreArgs;
 
 /// The file that the command reads: in memory, if the system has such a file system.
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| {

@@ -6,12 +6,12 @@ use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier, Style};
 use redlatch::Expiry;
 
+use super::cells::{shortened, width, wrapped};
 use super::history::Turns;
-use super::look::{Holder, Lock, Party, Waiter};
-use super::text::{shortened, width, wrapped};
+use super::look::{Holder, Lock, Waiter};
 use super::view::{Age, Mode, Row, Sort, View};
-use crate::registered::utc;
-use crate::{duration, escape};
+use crate::output::escape;
+use crate::{duration, text};
 
 /// Limit of lines of a message or a question.
 const MAX_FOOTER: usize = 4;
@@ -238,14 +238,14 @@ impl Canvas<'_> {
 fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let time = view.look.as_ref().map_or(String::new(), |look| {
-        let [_, time] = utc(look.time);
+        let [_, time] = text::utc(look.time);
         format!(" {time} UTC")
     });
     let time_at = canvas.width.saturating_sub(width(&time));
     let counts = view.look.as_ref().map_or(String::new(), |look| {
         let waiters: usize = look.locks.iter().map(|lock| lock.waiter_count).sum();
-        let locks = counted(look.held(), "lock");
-        format!("{locks}, {}", counted(waiters, "waiter"))
+        let locks = text::counted(look.held(), "lock");
+        format!("{locks}, {}", text::counted(waiters, "waiter"))
     });
     let pattern = match &*view.pattern {
         "*" => "",
@@ -267,7 +267,7 @@ fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
     }
     if let Some(look) = &view.look {
         if look.omitted > 0 {
-            facts.push(format!("{} not shown", counted(look.omitted, "lock")));
+            facts.push(format!("{} not shown", text::counted(look.omitted, "lock")));
         }
         if look.waits_refused {
             facts.push("only waiters in queues (the server refuses the registry)".into());
@@ -276,7 +276,7 @@ fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
     canvas.put(0, 1, canvas.width, &facts.join("  "), Style::new());
     let mut lines = 2;
     if let Some(outage) = view.outage(now) {
-        let [_, since] = utc(outage.since);
+        let [_, since] = text::utc(outage.since);
         let age = now.duration_since(outage.since).unwrap_or_default();
         let age = duration::rough(Duration::from_secs(age.as_secs()));
         let what = match view.look {
@@ -487,9 +487,9 @@ fn details_lines(view: &View, name: &str, columns: usize) -> Vec<TextLine> {
         }
         match (lock.waiter_count, lock.longest_wait()) {
             (0, _) => add(true, "no waiters known".into()),
-            (count, None) => add(true, counted(count, "waiter")),
+            (count, None) => add(true, text::counted(count, "waiter")),
             (count, Some(longest)) => {
-                let count = counted(count, "waiter");
+                let count = text::counted(count, "waiter");
                 let longest = duration::short(longest);
                 add(true, format!("{count}, the longest wait {longest}"));
             }
@@ -508,9 +508,9 @@ fn details_lines(view: &View, name: &str, columns: usize) -> Vec<TextLine> {
         Some(_) => add(true, "earlier holders, the latest first".into()),
     }
     for hold in past.take(MAX_PAST) {
-        let [_, since] = utc(hold.since);
+        let [_, since] = text::utc(hold.since);
         let lasted = duration::short(hold.lasted);
-        let (party, note) = (hold.party.name(), note_text(&hold.party));
+        let (party, note) = (hold.party.name(), text::note(hold.party.note.as_deref()));
         add(false, format!("  {since} UTC {party}, for {lasted}{note}"));
     }
     lines
@@ -518,10 +518,11 @@ fn details_lines(view: &View, name: &str, columns: usize) -> Vec<TextLine> {
 
 fn holder_line(view: &View, lock: &Lock, holder: &Holder, time: SystemTime) -> String {
     let party = &holder.party;
-    let side = holder.side.map_or(String::new(), |side| match side {
-        "write" => "for writing ".to_owned(),
-        _ => "for reading ".to_owned(),
-    });
+    let side = match holder.side {
+        Some("write") => "for writing ",
+        Some(_) => "for reading ",
+        None => "",
+    };
     let since = match party.age {
         Some(age) => since_text(age, time),
         None => match view.history.seen_for(&lock.name, &party.owner) {
@@ -541,7 +542,7 @@ fn holder_line(view: &View, lock: &Lock, holder: &Holder, time: SystemTime) -> S
         Some(_) => format!(", owner {}", party.owner),
         None => String::new(),
     };
-    let (name, note) = (party.name(), note_text(party));
+    let (name, note) = (party.name(), text::note(party.note.as_deref()));
     format!("held {side}by {name}{since}{note}, {lease}{holds}{owner}")
 }
 
@@ -549,23 +550,14 @@ fn waiter_line(i: usize, waiter: &Waiter, time: SystemTime) -> String {
     let party = &waiter.party;
     let since = party.age.map_or(String::new(), |age| since_text(age, time));
     let queued = waiter.position.map_or("", |_| ", in the queue");
-    let (name, note) = (party.name(), note_text(party));
+    let (name, note) = (party.name(), text::note(party.note.as_deref()));
     format!("  {}. {name}{since}{note}{queued}", i + 1)
 }
 
 /// Tells when something began: ` since 02:00:13 UTC (4m05s)`.
 fn since_text(age: Duration, time: SystemTime) -> String {
-    let [date, clock] = utc(time.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH));
-    let date = match age < Duration::from_secs(24 * 60 * 60) {
-        true => String::new(),
-        false => format!("{date} "),
-    };
-    format!(" since {date}{clock} UTC ({})", duration::short(age))
-}
-
-fn note_text(party: &Party) -> String {
-    let note = party.note.as_ref();
-    note.map_or(String::new(), |note| format!(", \"{note}\""))
+    let since = text::clock(text::ago(time, age), age);
+    format!(" since {since} ({})", duration::short(age))
 }
 
 fn help_lines(columns: usize) -> Vec<TextLine> {
@@ -628,12 +620,5 @@ fn turns_text(turns: Turns) -> String {
         0.0 => "0".into(),
         few @ 0.0..9.95 => format!("{few:.1}{at_least}"),
         many => format!("{many:.0}{at_least}"),
-    }
-}
-
-fn counted(count: usize, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
     }
 }

@@ -1,8 +1,8 @@
 //! Changes between looks: turns per second, and earlier holders.
 //!
-//! Each look is compared with the one before. An owner that holds a lock, and did not hold it then, is a turn. Holds that began and
-//! ended between two looks are not seen, except for fenced locks, whose token counts all of them. An owner that holds a lock no more
-//! is a past hold.
+//! Each look is compared with the one before. An owner that holds a lock, and did not hold it then,
+//! is a turn. Holds that began and ended between two looks are not seen, except for fenced locks,
+//! whose token counts all of them. An owner that holds a lock no more is a past hold.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,7 +15,8 @@ const LOOKS: usize = 10;
 /// How many looks a lock is remembered that does not exist.
 const FORGET_AFTER: u32 = 60;
 
-/// How many looks a lock is shown that does not exist. Otherwise a lock that is held often, but for short times, would come and go.
+/// How many looks a lock is shown that does not exist. Otherwise a lock that is held often, but for
+/// short times, would come and go.
 const FREE_FOR: u32 = 10;
 
 /// Limit of past holds, over all locks. The oldest are forgotten.
@@ -130,7 +131,8 @@ impl History {
     /// Returns how often the lock was acquired lately. `None` before the second look at it.
     pub(super) fn turns(&self, name: &str) -> Option<Turns> {
         let seen = self.locks.get(name)?;
-        // The first look at a lock has nothing to be compared with, unless the lock did not exist before.
+        // The first look at a lock has nothing to be compared with, unless the lock did not exist
+        // before.
         let looks = seen.turns.len().min(self.looks.len().saturating_sub(1));
         let begun = *self.looks.iter().rev().nth(looks)?;
         let time = self.looks.back()?.duration_since(begun);
@@ -176,7 +178,8 @@ impl Seen {
             let age = party.age;
             let holder = match known {
                 Some(known) => {
-                    // A hold is registered later than it begins, and is removed from the registry before it ends.
+                    // A hold is registered later than it begins, and is removed from the registry
+                    // before it ends.
                     party.client = party.client.or(known.party.client);
                     party.note = party.note.or(known.party.note);
                     SeenHolder { party, ..known }

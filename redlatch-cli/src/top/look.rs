@@ -103,8 +103,8 @@ impl Holder {
 }
 
 impl Lock {
-    /// Returns the lock that was listed. `None` for semaphores and latches, which have no holder: any number in the store looks
-    /// like one.
+    /// Returns the lock that was listed. `None` for semaphores and latches, which have no holder:
+    /// any number in the store looks like one.
     fn new(found: Listed) -> Option<Lock> {
         let kind = found.state.kind();
         let registered = found.state.holders().into_iter();
@@ -174,7 +174,8 @@ impl Lock {
             _ => return None,
         };
         lock.kind = match (default_kind, used_as) {
-            // The queue and the token say more than the request of the holder. A writer may be registered as a reader, too.
+            // The queue and the token say more than the request of the holder. A writer may be
+            // registered as a reader, too.
             ("lock", Some(used_as)) => used_as,
             // An election is a fair lock with a term.
             ("fair", Some(used_as)) if used_as == "election" => used_as,

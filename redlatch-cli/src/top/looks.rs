@@ -1,4 +1,5 @@
-//! Looks at the store again and again, in a thread of its own, so that it does not delay the keys. Also unlocks there.
+//! Looks at the store again and again, in a thread of its own, so that it does not delay the keys.
+//! Also unlocks there.
 
 use std::time::{Duration, Instant};
 
@@ -7,13 +8,12 @@ use tokio::sync::{mpsc, watch};
 
 use super::look::Look;
 use crate::exit::{self, Failure};
-use crate::show;
-use crate::store;
-use crate::store_args::StoreArgs;
+use crate::store::args::StoreArgs;
 use crate::threads::{runtime, spawn_without_signals};
+use crate::{store, unlock};
 
-/// The longest that an answer takes without an outage. Behind an outage another server may answer, and a look that began before
-/// it would be a mixture of both.
+/// The longest that an answer takes without an outage. Behind an outage another server may answer,
+/// and a look that began before it would be a mixture of both.
 const LONGEST_ANSWER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -102,7 +102,8 @@ async fn look_repeatedly(
     }
 }
 
-/// Looks at all locks. After an outage in between it looks again, but only once: the store may always be slow.
+/// Looks at all locks. After an outage in between it looks again, but only once: the store may
+/// always be slow.
 async fn look(client: &Client, pattern: &str) -> Result<Look, Failure> {
     let (look, longest_answer) = look_once(client, pattern).await?;
     match longest_answer > LONGEST_ANSWER {
@@ -143,7 +144,7 @@ async fn unlock_requested(
     while let Some(Unlock { name, holders }) = requested.recv().await {
         let connected = client.borrow().clone();
         let result = match connected {
-            Some(client) => show::force_unlock(&client, &name, Some(&holders)).await,
+            Some(client) => unlock::force_unlock(&client, &name, Some(&holders)).await,
             None => Ok(format!("{name}: not unlocked: not connected")),
         };
         let text = result.unwrap_or_else(|failure| format!("{name}: {}", failure.message));

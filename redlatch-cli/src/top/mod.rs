@@ -1,11 +1,13 @@
 //! `redlatch top`: a view of the locks in the terminal, refreshed all the time.
 //!
 //! 1. A thread looks at the store again and again (`looks`), and sends each complete look.
-//! 2. The view (`view`, `history`) keeps the latest look, and reacts to keys. It is drawn into a buffer (`draw`). Neither does
-//!    input or output.
+//! 2. The view (`view`, `history`) keeps the latest look, and reacts to keys. It is drawn into a
+//!    buffer (`draw`). Neither does input or output.
 //! 3. This loop waits for keys, looks and signals, and draws the view (`screen`).
-//! 4. The terminal is restored whenever the program leaves it: at the end, if it is stopped, and after a panic.
+//! 4. The terminal is restored whenever the program leaves it: at the end, if it is stopped, and
+//!    after a panic.
 
+mod cells;
 mod draw;
 mod history;
 mod look;
@@ -13,24 +15,24 @@ mod looks;
 mod screen;
 #[cfg(test)]
 mod tests;
-mod text;
+
 mod view;
 
 use std::io::{self, IsTerminal as _};
 use std::time::{Duration, SystemTime};
 
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_current_process_group};
 use tokio::sync::mpsc;
 
 use self::looks::{Report, Unlock};
 use self::screen::Screen;
 use self::view::{Action, View};
-use crate::args::Top;
+use crate::args::show::Top;
 use crate::exit::{self, Failure};
-use crate::signals::{Caught, Signals};
+use crate::process::signals::{Caught, Signals};
 use crate::store;
-use crate::store_args::StoreArgs;
+use crate::store::args::StoreArgs;
 use crate::threads::spawn_without_signals;
 
 /// How often the age of stale data is drawn.
@@ -72,7 +74,7 @@ pub(crate) async fn top(store_args: StoreArgs, top: Top) -> Result<u8, Failure> 
                         Action::Leave => return Ok(exit::OK),
                         Action::Interrupt => return Ok(exit::by_signal(Signal::INT.as_raw())),
                         // To the whole group, as the terminal does it.
-                        Action::Suspend => stop_group(),
+                        Action::Suspend => drop(kill_current_process_group(Signal::TSTP)),
                         Action::Redraw => screen.clear()?,
                         Action::Unlock { name, holders } => {
                             let _ = looks.requests.send(Unlock { name, holders });
@@ -130,8 +132,4 @@ fn read_input() -> Result<mpsc::Receiver<io::Result<Event>>, Failure> {
     spawn_without_signals("input", reading)
         .map_err(|error| Failure::system("cannot start a thread", &error))?;
     Ok(receiver)
-}
-
-fn stop_group() {
-    let _ = rustix::process::kill_current_process_group(Signal::TSTP);
 }

@@ -1,4 +1,5 @@
-//! The terminal while the view is shown: raw, on the alternate screen. Restored when the view ends, also by a panic.
+//! The terminal while the view is shown: raw, on the alternate screen. Restored when the view ends,
+//! also by a panic.
 
 use std::io::{self, Stdout};
 use std::panic;
@@ -17,7 +18,7 @@ use ratatui::layout::Rect;
 use super::draw::draw;
 use super::view::View;
 use crate::exit::Failure;
-use crate::{signals, terminal};
+use crate::process::{signals, terminal};
 
 /// Whether the terminal is changed.
 static IS_CHANGED: AtomicBool = AtomicBool::new(false);
@@ -55,7 +56,8 @@ impl Screen {
 
     /// Draws every cell anew with the next `draw`.
     pub(super) fn clear(&mut self) -> Result<(), Failure> {
-        // Unlike `Terminal::clear` it does not ask the terminal for the cursor; the thread that reads keys would get the answer.
+        // Unlike `Terminal::clear` it does not ask the terminal for the cursor; the thread that
+        // reads keys would get the answer.
         let resized = self.0.size().and_then(|size| {
             let area = Rect::new(0, 0, size.width, size.height);
             self.0.resize(area)
@@ -72,7 +74,8 @@ impl Screen {
         self.resume()
     }
 
-    /// Shows the view again after this process was stopped. The shell may have changed the terminal.
+    /// Shows the view again after this process was stopped. The shell may have changed the
+    /// terminal.
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
         // In the background the system would stop this process when it changes the terminal.
         while terminal::is_in_background(io::stdout()) && signals::can_stop() {

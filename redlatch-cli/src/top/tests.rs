@@ -8,9 +8,9 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 use redlatch::Expiry;
 
+use super::cells::width;
 use super::draw::draw;
 use super::look::{Holder, Lock, Look, Party, Waiter};
-use super::text::width;
 use super::view::{Action, Mode, Sort, View};
 
 /// 2025-11-24 16:00:13 UTC.

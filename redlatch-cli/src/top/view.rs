@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use redlatch::Expiry;
 
+use super::cells::width;
 use super::history::{History, Turns};
 use super::look::{Lock, Look};
-use super::text::width;
-use crate::escape;
+use crate::output::escape;
 
 /// Limit of the text of a filter.
 const MAX_FILTER: usize = 512;
@@ -117,7 +117,8 @@ pub(super) struct Age {
     pub(super) is_exact: bool,
 }
 
-/// The column by which the list is sorted. Rows that are equal in it are sorted by the age of the hold, then by name.
+/// The column by which the list is sorted. Rows that are equal in it are sorted by the age of the
+/// hold, then by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
     Waiters,
@@ -217,7 +218,8 @@ impl View {
         self.failure = Some(Outage { since, message });
     }
 
-    /// Returns since when the data are stale and why, if they are: after a look that failed, or during one that takes too long.
+    /// Returns since when the data are stale and why, if they are: after a look that failed, or
+    /// during one that takes too long.
     pub(super) fn outage(&self, now: SystemTime) -> Option<Outage> {
         let late = || {
             let look = self.newer.as_ref().or(self.look.as_ref())?;
@@ -381,7 +383,8 @@ impl View {
         }
     }
 
-    /// Adds pasted text to a filter that is being typed. Otherwise pasted text has no effect: it could contain `u` and `y`.
+    /// Adds pasted text to a filter that is being typed. Otherwise pasted text has no effect: it
+    /// could contain `u` and `y`.
     pub(super) fn on_paste(&mut self, text: &str) {
         if self.mode == Mode::Filter {
             let line = text.lines().next().unwrap_or_default();

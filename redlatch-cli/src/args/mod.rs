@@ -1,0 +1,265 @@
+//! The command line.
+
+pub(crate) mod change;
+pub(crate) mod config;
+#[cfg(test)]
+mod documented_commands;
+pub(crate) mod elect;
+pub(crate) mod lock;
+pub(crate) mod run;
+pub(crate) mod show;
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum, ValueHint};
+
+use self::change::{Latch, Token, Unlock};
+use self::elect::{Elect, parse_address};
+use self::lock::{Lock, Renew};
+use self::run::Run;
+use self::show::{Deadlocks, Ls, Show, Top, Watch, Why};
+use crate::duration;
+use crate::output::{LogFormat, Output};
+use crate::store::args::StoreArgs;
+
+/// Distributed locks on Redis and Valkey, from the command line.
+///
+/// The locks are those of Redisson: Java processes and Rust processes exclude each other by name.
+#[derive(Debug, Parser)]
+#[command(
+    name = "redlatch",
+    // Not the name with which it was started.
+    bin_name = "redlatch",
+    version,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  redlatch run nightly-backup -- ./backup.sh
+  redlatch ls 'orders:*'
+
+`redlatch <COMMAND> --help` describes a command in full."
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) store_args: StoreArgs,
+
+    /// The configuration file to read, instead of $XDG_CONFIG_HOME/redlatch.toml (by default
+    /// ~/.config/redlatch.toml) and /etc/redlatch.toml
+    ///
+    /// Its keys are the names of the store's options, such as `url` and `tls-ca`, and `log-format`.
+    /// Options override environment variables, which override the user's file, which overrides
+    /// /etc/redlatch.toml.
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_CONFIG",
+        hide_env_values = true,
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        help_heading = "Configuration"
+    )]
+    pub(crate) config: Option<OsString>,
+
+    #[command(flatten)]
+    pub(crate) output: Output,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Elect(Elect),
+    Show(Show),
+    Ls(Ls),
+    Why(Why),
+    Deadlocks(Deadlocks),
+    Watch(Watch),
+    Lock(Lock),
+    Renew(Renew),
+    Unlock(Unlock),
+    Latch(Latch),
+    Token(Token),
+    Top(Top),
+    Doctor(Doctor),
+    Exporter(Exporter),
+    Completions(Completions),
+}
+
+/// Commands for redlatch itself and its package. They are not part of [`Command`], because
+/// completions would list them even if they were hidden.
+#[derive(Debug, Parser)]
+#[command(name = "redlatch")]
+pub(crate) enum InternalCommand {
+    #[command(name = InternalCommand::EXEC)]
+    Exec(Exec),
+    #[cfg(feature = "man")]
+    #[command(name = InternalCommand::MAN)]
+    Man(Man),
+}
+
+impl InternalCommand {
+    pub(crate) const EXEC: &str = "__exec";
+    const MAN: &str = "__man";
+
+    /// Returns whether `first`, the first argument of redlatch, is an internal command.
+    pub(crate) fn is_named(first: &OsStr) -> bool {
+        first == Self::EXEC || (cfg!(feature = "man") && first == Self::MAN)
+    }
+}
+
+/// Check what works on the store, and what to change.
+///
+/// Uses the main features as a program would, by two clients on names of its own that begin with
+/// `redlatch-doctor:`, and asks the servers for their settings. It takes some seconds, and deletes
+/// what it made.
+///
+/// Each line has a state: ok; note, a limit to know about; degraded, works less well; failed. A
+/// line that begins with change: says what to do about it.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch doctor [OPTIONS]",
+    after_help = "\
+Examples:
+  redlatch doctor
+  redlatch doctor --url rediss://redis.example:6380 --json
+
+Exit codes: 0 everything works; 1 something failed or is degraded; 2 wrong usage;
+69 the store cannot be reached, or locks do not work on it."
+)]
+pub(crate) struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Serve metrics of all locks and semaphores to Prometheus.
+///
+/// Looks at the objects in the store every --interval, and answers GET /metrics with the number of
+/// objects, holders and waiters of each kind. With --names, also for each name. The services that
+/// use the locks need no change; they can export their own waiting times and losses with the
+/// library's feature `metrics`.
+///
+/// It needs no lock, and continues through an outage of the store: meanwhile redlatch_exporter_up
+/// is 0.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch exporter [OPTIONS] [PATTERN]",
+    after_help = "\
+Examples:
+  redlatch exporter
+  redlatch exporter --names 'jobs:*' --listen 0.0.0.0:9187
+
+Exit codes: 2 wrong usage; 71 the address cannot be used; 128+n ended by signal n."
+)]
+pub(crate) struct Exporter {
+    /// Objects whose names match this glob pattern
+    #[arg(default_value = "*", value_hint = ValueHint::Other)]
+    pub(crate) pattern: String,
+
+    /// The address to listen on; anyone who reaches it can read the metrics
+    #[arg(
+        long,
+        value_name = "ADDR",
+        default_value = "127.0.0.1:9187",
+        value_parser = parse_address
+    )]
+    pub(crate) listen: SocketAddr,
+
+    /// The pause between two looks at the store, at least 100ms
+    #[arg(
+        long,
+        value_name = "DUR",
+        default_value = "15s",
+        value_parser = duration::parse_pause,
+        allow_hyphen_values = true
+    )]
+    pub(crate) interval: Duration,
+
+    /// Also export each name, at most 1000 of them
+    #[arg(long)]
+    pub(crate) names: bool,
+}
+
+/// Print a script that completes options and commands of redlatch in a shell.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch completions <SHELL>",
+    after_help = "\
+The Debian package installs the scripts. Without it, write them to these files:
+  bash  ~/.local/share/bash-completion/completions/redlatch
+  zsh   _redlatch in a directory of $fpath
+  fish  ~/.config/fish/completions/redlatch.fish
+
+Examples:
+  redlatch completions fish > ~/.config/fish/completions/redlatch.fish
+  . <(redlatch completions bash)      # only in the current bash"
+)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Write the man pages to DIR, for packages.
+#[cfg(feature = "man")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct Man {
+    pub(crate) dir: std::path::PathBuf,
+}
+
+/// Become CMD, bound to the lifetime of the parent. Internal: see `child`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Exec {
+    /// Go to the foreground of the terminal first
+    #[arg(long)]
+    pub(crate) foreground: bool,
+
+    #[arg(long)]
+    pub(crate) log_format: Option<LogFormat>,
+
+    /// The number of a signal that redlatch has blocked, and CMD's parent has not
+    #[arg(long)]
+    pub(crate) unblock: Vec<i32>,
+
+    /// Unblock all signals
+    #[arg(long)]
+    pub(crate) unblock_all: bool,
+
+    pub(crate) parent: i32,
+
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// They may have passwords in the wrong place, and characters that control the terminal.
+    #[test]
+    fn help_does_not_show_the_values_of_variables() {
+        let mut commands = vec![Args::command()];
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands().cloned());
+            for arg in command
+                .get_arguments()
+                .filter(|arg| arg.get_env().is_some())
+            {
+                assert!(arg.is_hide_env_values_set(), "{}", arg.get_id());
+            }
+        }
+    }
+}

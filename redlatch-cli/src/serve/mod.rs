@@ -1,0 +1,5 @@
+//! What answers HTTP requests: `redlatch exporter` and `redlatch elect --http`.
+
+pub(crate) mod exporter;
+pub(crate) mod http;
+pub(crate) mod leader;
