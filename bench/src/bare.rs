@@ -19,11 +19,11 @@ impl ScriptPair {
     pub(crate) fn ours() -> ScriptPair {
         ScriptPair {
             acquire: Script::new(concat!(
-                include_str!("../../redlatch/src/primitives/expire.lua"),
-                include_str!("../../redlatch/src/primitives/reentrant/acquire.lua")
+                include_str!("../../redlatch/src/locks/expire.lua"),
+                include_str!("../../redlatch/src/locks/reentrant/acquire.lua")
             )),
             release: Script::new(include_str!(
-                "../../redlatch/src/primitives/reentrant/release.lua"
+                "../../redlatch/src/locks/reentrant/release.lua"
             )),
         }
     }

@@ -9,25 +9,27 @@ use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::client_registry::Registration;
+use crate::counters::latch::CountDownLatch;
+use crate::counters::semaphore::Semaphore;
 use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease};
-use crate::listing::Listing;
+use crate::locks::fair::{Fair, FairLock};
+use crate::locks::fenced::{Fenced, FencedLock};
+use crate::locks::permits::ExpirableSemaphore;
+use crate::locks::read_write::ReadWriteLock;
+use crate::locks::spin::{Spin, SpinLock};
+use crate::locks::{Lock, Reentrant};
 use crate::metrics::Metrics;
 #[cfg(feature = "metrics")]
 use crate::metrics::NameAttribute;
+use crate::more::election::Election;
+use crate::more::once::{Once, Slot};
 use crate::name::{KeyLayout, ObjectKeys, invalid_character};
+use crate::observe::inspect::{ObjectState, inspect};
+use crate::observe::listing::Listing;
+use crate::observe::wait_graph::{self, WaitGraph, WaitingOwner};
+use crate::observe::watch::Watch;
 use crate::owner::{ClientId, Owner, OwnerId};
-use crate::primitives::count_down_latch::CountDownLatch;
-use crate::primitives::election::Election;
-use crate::primitives::expirable_semaphore::ExpirableSemaphore;
-use crate::primitives::fair_lock::{Fair, FairLock};
-use crate::primitives::fenced_lock::{Fenced, FencedLock};
-use crate::primitives::inspect::{ObjectState, inspect};
-use crate::primitives::lock::{Lock, Reentrant};
-use crate::primitives::once::{Once, Slot};
-use crate::primitives::read_write_lock::ReadWriteLock;
-use crate::primitives::semaphore::Semaphore;
-use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::session::Session;
 use crate::store::embedded::Embedded;
 use crate::store::redis::Password;
@@ -37,8 +39,6 @@ use crate::store::redis::options::Pem;
 use crate::store::redis::{AddressMap, EMBEDDED, Redis};
 use crate::store::{Credentials, Provider, ReplicaSync, ServerReport, Store};
 use crate::wait::{ChannelMap, WaitQueues};
-use crate::wait_graph::{self, WaitGraph, WaitingOwner};
-use crate::watch::Watch;
 
 /// A connection to a store, and the identity that holds locks there.
 ///

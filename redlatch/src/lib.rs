@@ -7,6 +7,7 @@ mod background;
 mod backoff;
 mod client;
 mod client_registry;
+mod counters;
 mod environment;
 mod error;
 mod glob;
@@ -14,17 +15,19 @@ mod hold;
 mod join;
 mod keyspace;
 mod lease;
-mod listing;
 #[cfg(feature = "macros")]
 mod locked;
+mod locks;
 mod log;
 mod metrics;
+mod more;
 mod name;
+mod observe;
 mod owner;
 mod pending_request;
-mod primitives;
 mod runtime;
 mod session;
+mod several;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
@@ -32,8 +35,6 @@ mod step;
 mod store;
 mod sync;
 mod wait;
-mod wait_graph;
-mod watch;
 mod watchdog;
 
 #[cfg(feature = "blocking")]
@@ -43,28 +44,26 @@ pub mod tower;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus, Unsettled};
+pub use counters::latch::{CountDownLatch, TryWait, Wait};
+pub use counters::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
 pub use error::{Error, ErrorSource, Loss, Result, TicketRefusal};
 pub use lease::{Expiry, MAX_LEASE};
 #[cfg(feature = "macros")]
 pub use locked::{__private, locked};
+pub use locks::fair::FairLock;
+pub use locks::fenced::{FencedLock, MAX_TOKEN};
+pub use locks::group::{GroupLock, GroupValue};
+pub use locks::permits::{ExpirableSemaphore, PermitGuard, PermitId};
+pub use locks::read_write::{ReadLock, ReadWriteLock, WriteLock};
+pub use locks::spin::SpinLock;
+pub use locks::{Acquirable, Acquire, Guard, HasLease, HasMinimum, HasOwner, Lock, TryAcquire};
+pub use more::election::{Campaign, Election, Leader, Leadership, Observer};
+pub use more::once::{AlreadyRan, Once, OnceRun, Slot};
+pub use more::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
 pub use owner::{Owner, OwnerId};
-pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
-pub use primitives::election::{Campaign, Election, Leader, Leadership, Observer};
-pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId};
-pub use primitives::fair_lock::FairLock;
-pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};
-pub use primitives::group_lock::{GroupLock, GroupValue};
-pub use primitives::lock::{
-    Acquirable, Acquire, Guard, HasLease, HasMinimum, HasOwner, Lock, TryAcquire,
-};
-pub use primitives::lock_set::Member;
-pub use primitives::multi_lock::{MultiGuard, MultiLock};
-pub use primitives::once::{AlreadyRan, Once, OnceRun, Slot};
-pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
-pub use primitives::red_lock::{RedGuard, RedLock};
-pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
-pub use primitives::spin_lock::SpinLock;
-pub use primitives::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
+pub use several::Member;
+pub use several::multi::{MultiGuard, MultiLock};
+pub use several::red::{RedGuard, RedLock};
 pub use store::embedded::Embedded;
 pub use store::{Credentials, ReplicaSync};
 /// For the command.
@@ -74,26 +73,26 @@ pub use store::{PublicUrl, ServerReport};
 /// The kinds of lock, the parameter of [`Lock`]. Programs need them to write code for every kind:
 /// [`LockKind`](kind::LockKind). To name a guard, use the handle, as in `Guard<WriteLock>`.
 pub mod kind {
-    pub use crate::primitives::expirable_semaphore::Permits;
-    pub use crate::primitives::fair_lock::Fair;
-    pub use crate::primitives::fenced_lock::Fenced;
-    pub use crate::primitives::group_lock::Group;
-    pub use crate::primitives::lock::{LockKind, OwnedKind, Reentrant};
-    pub use crate::primitives::read_write_lock::{Read, Write};
-    pub use crate::primitives::revocation::Revocable;
-    pub use crate::primitives::spin_lock::Spin;
+    pub use crate::locks::fair::Fair;
+    pub use crate::locks::fenced::Fenced;
+    pub use crate::locks::group::Group;
+    pub use crate::locks::permits::Permits;
+    pub use crate::locks::read_write::{Read, Write};
+    pub use crate::locks::spin::Spin;
+    pub use crate::locks::{LockKind, OwnedKind, Reentrant};
+    pub use crate::more::revocation::Revocable;
 }
 
 /// What exists in a store, and what changes there: results of [`Client::inspect`], [`Client::list`],
 /// [`Client::watch`] and of methods that return holders, waiters or held permits.
 pub mod inspect {
     pub use crate::client_registry::{ClientInfo, RegistryEntry};
-    pub use crate::listing::{Listed, Listing};
-    pub use crate::primitives::expirable_semaphore::HeldPermit;
-    pub use crate::primitives::inspect::{ObjectKind, ObjectState, Waiter};
-    pub use crate::primitives::lock::Holder;
-    pub use crate::wait_graph::{WaitGraph, WaitingOwner};
-    pub use crate::watch::{Change, Event, HeldBy, Watch};
+    pub use crate::locks::Holder;
+    pub use crate::locks::permits::HeldPermit;
+    pub use crate::observe::inspect::{ObjectKind, ObjectState, Waiter};
+    pub use crate::observe::listing::{Listed, Listing};
+    pub use crate::observe::wait_graph::{WaitGraph, WaitingOwner};
+    pub use crate::observe::watch::{Change, Event, HeldBy, Watch};
 }
 
 /// Runs the examples of the README and of the guide as doc tests.

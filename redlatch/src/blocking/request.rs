@@ -9,7 +9,7 @@ use super::forward::forward;
 use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
 use crate::kind::{OwnedKind, Permits};
-use crate::primitives::lock::Held;
+use crate::locks::Held;
 use crate::{HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId};
 
 /// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread that

@@ -3,9 +3,7 @@
 use proptest::prelude::*;
 
 use super::step::{ClientHash, INSTANCE, MAX_BYTES, Setting, Write, read};
-use crate::primitives::differential::{
-    Comparable, TIME_UNIT, aged, assert_equivalent, lease, time,
-};
+use crate::step::differential::{Comparable, TIME_UNIT, aged, assert_equivalent, lease, time};
 
 const KEY: &str = "redlatch_client:{a}";
 

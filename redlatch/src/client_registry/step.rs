@@ -55,7 +55,7 @@ impl Write<'_> {
             args.extend([field.as_str().into(), age, text.as_str().into()]);
         }
         Step::new(
-            script!("../primitives/expire.lua", "write.lua"),
+            script!("../locks/expire.lua", "write.lua"),
             [self.key],
             args,
             ScriptReply::integer,

@@ -400,8 +400,8 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::primitives::differential;
-    use crate::primitives::lock::Reentrant;
+    use crate::locks::Reentrant;
+    use crate::step::differential;
     use crate::watchdog::renew_holds;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -561,7 +561,7 @@ mod tests {
             Some(Lease::WATCHDOG),
             &[&hold],
         );
-        let args = crate::primitives::differential::arg_texts(&step);
+        let args = crate::step::differential::arg_texts(&step);
         assert_eq!(args, ["30000", &hold.field, hold.object.channel()]);
         assert_eq!(step.keys()[..], [hold.object.key()]);
     }

@@ -31,7 +31,7 @@
 //!   6 prevents it. Tests: `turn_tests`.
 //! - *Other clients starve.* `hold/fairness` has the bounds. Mutant `other-clients-not-counted`.
 //!
-//! Permits pass on in the same way (`primitives/semaphore/held`). What cannot be handed over is
+//! Permits pass on in the same way (`counters/semaphore/held`). What cannot be handed over is
 //! transferred (`transfer`). `ClientBuilder::local_hand_over(false)` turns all of this off.
 
 use std::sync::Arc;
@@ -380,10 +380,10 @@ mod tests {
     use crate::error::Error;
     use crate::hold::{AcquireParams, HoldKind as _};
     use crate::keyspace::Keyspace;
-    use crate::primitives::differential;
-    use crate::primitives::lock::Reentrant;
+    use crate::locks::Reentrant;
     use crate::step::Outcome;
     use crate::step::ScriptReply;
+    use crate::step::differential;
     use crate::store::embedded::failure_injection::Failure::{NoAnswer, NoEffect, NotSent};
     use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
 

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::error::Result;
 use crate::hold::Yields;
 use crate::kind::Permits;
-use crate::primitives::lock::{Acquirable, Acquire, Held as _};
+use crate::locks::{Acquirable, Acquire, Held as _};
 use crate::store::embedded::failure_injection::Failure;
 use crate::{Client, Embedded, ExpirableSemaphore, Guard, Lock, Semaphore};
 

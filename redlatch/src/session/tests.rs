@@ -12,8 +12,8 @@ use crate::error::{Error, Loss};
 use crate::hold::HoldKind as _;
 use crate::hold::{AcquireParams, PeriodId};
 use crate::kind::LockKind;
+use crate::locks::fair::Fair;
 use crate::owner::Owner;
-use crate::primitives::fair_lock::Fair;
 use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,

@@ -227,7 +227,7 @@ mod tests {
 
     use crate::error::{Error, Result};
     use crate::hold::HoldKind as _;
-    use crate::primitives::lock::OwnedKind;
+    use crate::locks::OwnedKind;
     use crate::store::embedded::failure_injection::Failure::{
         NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
     };

@@ -10,7 +10,7 @@ use crate::hold::{AcquireParams, HoldKind, HoldLimits, Holder, ReleaseParams, Sp
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::ClientId;
-use crate::primitives::differential;
+use crate::step::differential;
 use crate::step::{Outcome, Step};
 use crate::store::embedded::Embedded;
 use crate::wait::ChannelMap;

@@ -12,7 +12,7 @@ use std::hash::{Hash, Hasher};
 use tokio::time::Instant;
 
 use super::Ledger;
-use crate::primitives::exploration::events::{Event, Events, explore};
+use crate::step::exploration::events::{Event, Events, explore};
 
 /// Changes of each generation, guards, steps on each connection, and losses: with more, the same situations repeat.
 const MAX_CHANGES: u64 = 7;

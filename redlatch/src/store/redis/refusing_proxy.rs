@@ -16,8 +16,8 @@ use crate::Client;
 use crate::hold::AcquireParams;
 use crate::hold::HoldKind as _;
 use crate::lease::Lease;
-use crate::primitives::differential::hold;
-use crate::primitives::lock::Reentrant;
+use crate::locks::Reentrant;
+use crate::step::differential::hold;
 use crate::store::{Delivery, Progress, Store};
 use crate::sync::Mutex;
 

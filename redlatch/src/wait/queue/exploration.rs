@@ -11,7 +11,7 @@ use std::hash::{Hash, Hasher};
 
 use super::*;
 use crate::hold::QueueKind;
-use crate::primitives::exploration::events::{Event, Events, explore};
+use crate::step::exploration::events::{Event, Events, explore};
 
 use QueueKind::{Exclusive, Shared};
 

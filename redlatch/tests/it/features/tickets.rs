@@ -1,5 +1,5 @@
 //! Tickets: [`redlatch::Guard::into_ticket`] and [`redlatch::Lock::adopt`]. Failures that are injected at exact points are tested
-//! in `primitives/ticket/tests.rs`, processes that are killed in the tests of the command.
+//! in `more/ticket/tests.rs`, processes that are killed in the tests of the command.
 
 use redlatch::{Ticket, TicketRefusal};
 

@@ -1,0 +1,82 @@
+//! Compares the scripts of runs and their rules over random histories. Slots of a length are compared by the tests of the
+//! public API: here the clocks of the two sides differ.
+
+use proptest::prelude::*;
+
+use super::rules::{Begin, Begun, finish};
+use crate::name::OnceKeys;
+use crate::step::differential::{Comparable, aged, assert_equivalent, lease, time};
+
+#[derive(Debug, Clone)]
+enum Move {
+    Begin {
+        slot: u8,
+        run: u8,
+        time_to_live: u32,
+    },
+    Finish {
+        slot: u8,
+        run: u8,
+    },
+    Advance {
+        time: u32,
+    },
+    Foreign {
+        slot: u8,
+    },
+}
+
+fn moves() -> impl Strategy<Value = Move> {
+    let (slot, run) = (0..2u8, 0..4u8);
+    prop_oneof![
+        5 => (slot.clone(), run.clone(), 1..4u32)
+            .prop_map(|(slot, run, time_to_live)| Move::Begin { slot, run, time_to_live }),
+        3 => (slot.clone(), run).prop_map(|(slot, run)| Move::Finish { slot, run }),
+        2 => (1..3u32).prop_map(|time| Move::Advance { time }),
+        1 => slot.prop_map(|slot| Move::Foreign { slot }),
+    ]
+}
+
+#[test]
+fn lua_and_rules_agree() {
+    let keys = |slot: u8| OnceKeys::new("", "name", Some(&slot.to_string()));
+    assert_equivalent(moves(), async |harness, one| match *one {
+        Move::Begin {
+            slot,
+            run,
+            time_to_live,
+        } => {
+            let id = format!("client:{run}");
+            let step = Begin {
+                keys: &keys(slot),
+                // One of them only looks.
+                run: (run > 0).then_some(&*id),
+                slot: None,
+                time_to_live: lease(time_to_live),
+                host: "db7",
+                by: &id,
+            };
+            let _ = harness.step(&step.step()).await;
+        }
+        Move::Finish { slot, run } => {
+            let (keys, run) = (keys(slot), format!("client:{run}"));
+            let step = finish(&keys, &run, "exit code 0");
+            let _ = harness.step(&step).await;
+        }
+        Move::Advance { time: n } => harness.advance(time(n)).await,
+        Move::Foreign { slot } => harness.set_foreign(&keys(slot).record, 7).await,
+    });
+}
+
+impl Comparable for Begun {
+    /// With ages instead of times.
+    fn comparable(&self) -> String {
+        let Begun::Record(record) = self else {
+            return format!("{self:?}");
+        };
+        let age = |at: i64| aged("began", &at.to_string(), record.now);
+        let (began, ended) = (age(record.began), record.ended.map(age));
+        let (host, by, outcome) = (&record.host, &record.by, &record.outcome);
+        format!("{host} {by} {began} {ended:?} {outcome}")
+    }
+}

@@ -1,0 +1,154 @@
+//! The steps that know requests to release a lock against a real server: see [`crate::step::differential`].
+
+use proptest::prelude::*;
+
+use super::ask::ask as ask_step;
+use crate::Client;
+use crate::hold::HoldKind;
+use crate::hold::{AcquireParams, Hold};
+use crate::locks::Reentrant;
+use crate::locks::fair::Fair;
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::session::check_hand_over;
+use crate::step::differential::{Differential, TransferMove, assert_equivalent, hold, lease, time};
+
+#[derive(Debug, Clone)]
+enum Move {
+    Ask {
+        limit: Option<u32>,
+    },
+    Acquire {
+        owner: u8,
+        count: u32,
+        lease: u32,
+    },
+    Release {
+        owner: u8,
+        keep: u32,
+        lease: u32,
+        again: bool,
+    },
+    Reassign {
+        owner: u8,
+        lease: u32,
+        again: bool,
+        unless_asked: bool,
+    },
+    Transfer(TransferMove),
+    Renew {
+        owner: u8,
+        lease: u32,
+    },
+    CheckHandOver {
+        owner: u8,
+    },
+    Advance {
+        time: u32,
+    },
+    SetForeign {
+        of_requests: bool,
+    },
+}
+
+fn moves() -> impl Strategy<Value = Move> {
+    let limits = prop_oneof![Just(None), (0..4u32).prop_map(Some)];
+    prop_oneof![
+        3 => limits.prop_map(|limit| Move::Ask { limit }),
+        4 => (0..3u8, 1..3u32, 1..5u32)
+            .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
+        2 => (0..3u8, 0..2u32, 0..4u32, any::<bool>())
+            .prop_map(|(owner, keep, lease, again)| Move::Release { owner, keep, lease, again }),
+        2 => (0..3u8, 1..4u32, any::<bool>(), any::<bool>()).prop_map(
+            |(owner, lease, again, unless_asked)| Move::Reassign { owner, lease, again, unless_asked }
+        ),
+        2 => TransferMove::any().prop_map(Move::Transfer),
+        4 => (0..3u8, 0..5u32).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
+        1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
+        3 => (1..4u32).prop_map(|time| Move::Advance { time }),
+        1 => any::<bool>().prop_map(|of_requests| Move::SetForeign { of_requests }),
+    ]
+}
+
+/// Compares the steps of one kind. `object`: the lock whose holder is asked.
+fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, can_reassign: bool) {
+    let requests = object.requests_key();
+    let of = |owner: u8, again: bool| -> Hold {
+        let hold = hold(owner, kind.clone());
+        hold.state().acquires_again = again;
+        hold
+    };
+    assert_equivalent(
+        moves(),
+        async |harness: &mut Differential, one: &Move| match one.clone() {
+            Move::Ask { limit } => {
+                let ask = ask_step(object, &requests, limit.map(time));
+                let _ = harness.step(&ask).await;
+            }
+            Move::Acquire {
+                owner,
+                count,
+                lease: n,
+            } => {
+                let params = AcquireParams {
+                    hold: &of(owner, false),
+                    count,
+                    lease: lease(n),
+                    waits: false,
+                    request_number: 0,
+                };
+                let _ = harness.step(&kind.acquire(params)).await;
+            }
+            Move::Release {
+                owner,
+                keep,
+                lease: n,
+                again,
+            } => {
+                let _ = harness.release(&of(owner, again), keep, n).await;
+            }
+            Move::Reassign {
+                owner,
+                lease: n,
+                again,
+                unless_asked,
+            } if can_reassign => {
+                let (from, to) = (of(owner, again), of(9, false));
+                let _ = harness.reassign(&from, &to, n, unless_asked).await;
+            }
+            Move::Transfer(transfer) if kind.spec().transfers => {
+                let _ = harness.transfer(&transfer, |owner| of(owner, true)).await;
+            }
+            Move::Renew { owner, lease: n } => {
+                harness.renew(&of(owner, false), n).await;
+            }
+            Move::CheckHandOver { owner } => {
+                // Other subscribers are those of the harness.
+                harness.subscribe_only([object.channel().to_owned()]).await;
+                let hold = Some(&of(owner, false));
+                let _ = harness.step(&check_hand_over(object, hold)).await;
+            }
+            Move::Advance { time: n } => harness.advance(time(n)).await,
+            Move::SetForeign { of_requests: true } => harness.set_foreign(&requests, 5).await,
+            Move::SetForeign { of_requests: false } => harness.set_foreign("name", 5).await,
+            Move::Reassign { .. } | Move::Transfer(_) => {}
+        },
+    );
+}
+
+#[test]
+fn scripts_of_lock_match_rules() {
+    let object = ObjectKeys::new(KeyLayout::Lock, "", "name");
+    assert_kind_equivalent(&object, &Reentrant::new("", "name"), true);
+}
+
+#[test]
+fn scripts_of_fair_lock_match_rules() {
+    let object = ObjectKeys::new(KeyLayout::Lock, "", "name");
+    assert_kind_equivalent(&object, &Fair::new("", "name"), true);
+}
+
+#[test]
+fn scripts_of_writer_match_rules() {
+    let lock = Client::embedded().read_write_lock("name").write();
+    assert_kind_equivalent(lock.kind.object(), &*lock.kind, false);
+}

@@ -1,0 +1,123 @@
+//! A member of a multi-lock or RedLock: a lock whose kind is erased.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::hold::QueueKind;
+use crate::lease::{Expiry, Lease};
+use crate::locks::{AnyLock, Lock, OwnedKind};
+use crate::metrics::{Kind, KindMetrics};
+use crate::session::{Session, Terms};
+
+/// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
+#[derive(Clone)]
+pub struct Member(pub(crate) AnyLock);
+
+impl<K: OwnedKind> From<Lock<K>> for Member {
+    fn from(lock: Lock<K>) -> Member {
+        Member(lock.erased())
+    }
+}
+
+impl<K: OwnedKind> From<&Lock<K>> for Member {
+    fn from(lock: &Lock<K>) -> Member {
+        Member(lock.erased())
+    }
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Member").field(&self.name()).finish()
+    }
+}
+
+impl Member {
+    pub(crate) fn name(&self) -> &str {
+        self.0.kind.object().name()
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.0.session
+    }
+
+    /// Returns the key's slot in a cluster.
+    pub(crate) fn slot(&self) -> Option<u16> {
+        self.session().store.slot(self.0.kind.object().key())
+    }
+
+    /// Returns the slot that the key has or would have in a cluster, so that the order of locks is the
+    /// same whether the store is known to have slots or not. The embedded store has none.
+    pub(crate) fn order(&self) -> Option<u16> {
+        self.session().store.order(self.0.kind.object().key())
+    }
+
+    /// Returns whether both are the same lock through the same client.
+    pub(crate) fn is_same(&self, other: &Member) -> bool {
+        let (one, two) = (self.0.kind.object(), other.0.kind.object());
+        Arc::ptr_eq(self.session(), other.session()) && one == two && one.layout() == two.layout()
+    }
+
+    /// Returns the terms of a hold that is requested with this lease, or with none.
+    pub(crate) fn terms(&self, lease: Option<Lease>) -> Terms {
+        self.session().terms(lease, self.0.reentrant)
+    }
+
+    /// Returns whether one owner that requests both would wait for itself.
+    fn excludes(&self, other: &Member) -> bool {
+        let shared = |member: &Member| member.0.kind.spec().queue == QueueKind::Shared;
+        !Arc::ptr_eq(self.session(), other.session())
+            && self.0.kind.object().identity() == other.0.kind.object().identity()
+            && !(shared(self) && shared(other))
+            && self.session().store.address() == other.session().store.address()
+    }
+}
+
+/// Removes duplicates and validates the members, because creating a handle cannot fail.
+pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
+    if members.is_empty() {
+        return Err(Error::InvalidMembers {
+            reason: "there are none; specify at least one".into(),
+        });
+    }
+    let mut all: Vec<Member> = Vec::with_capacity(members.len());
+    // There may be thousands, so each is compared only with those of its name.
+    let mut by_identity: HashMap<&str, Vec<&Member>> = HashMap::with_capacity(members.len());
+    for member in members {
+        member.0.kind.object().check()?;
+        let known = by_identity
+            .entry(member.0.kind.object().identity())
+            .or_default();
+        if known.iter().any(|known| known.is_same(member)) {
+            continue;
+        }
+        if known.iter().any(|known| known.excludes(member)) {
+            return Err(Error::InvalidMembers {
+                reason: format!(
+                    "{:?} is requested through two clients of one store, so one would wait for the \
+                     other; use the same client for both",
+                    member.name()
+                ),
+            });
+        }
+        known.push(member);
+        all.push(member.clone());
+    }
+    Ok(all)
+}
+
+/// Returns the metrics of requests for several locks as one, of the first member's client.
+pub(crate) fn request_metrics(members: &[Member], kind: Kind) -> KindMetrics {
+    let first = members.first();
+    first.map_or_else(KindMetrics::default, |member| {
+        member.session().metrics().of(kind, None)
+    })
+}
+
+/// Returns the shortest outage limit that is set for the members' clients.
+pub(crate) fn shortest_outage_limit(members: &[Member]) -> Option<Expiry> {
+    let limits = members.iter();
+    limits
+        .filter_map(|member| member.session().outage_limit)
+        .min()
+}

@@ -1,0 +1,475 @@
+//! Acquires all members or none, and waits for the member that blocks while holding nothing.
+//!
+//! 1. Split the members, in their global order, into batches that one script can acquire. If a member
+//!    already has a local queue of waiters, go to 4 with that member.
+//! 2. Acquire the batches one after the other, without waiting for locks. If all succeed, return them.
+//! 3. If a member is held by another owner, release everything that this attempt acquired.
+//! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
+//!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
+//! 5. If another member blocks this time, leave the queue, pause if the request has just come from
+//!    another queue, and go to 4 with that member.
+//!
+//! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
+//!
+//! No livelock: during an attempt, a request may briefly hold some locks and thereby refuse another
+//! attempt. All requests acquire the locks in the same order. Of all locks that are held so briefly,
+//! consider the last one in that order: its holder can only be refused by an owner that has
+//! acquired all of its locks. So attempts cannot make each other fail forever. They can refuse each other
+//! many times while a later lock is held for long, and delay those that wait for an earlier one. So a
+//! request that goes from queue to queue in a short time pauses in between, for longer each time.
+
+use std::future::{Future as _, poll_fn};
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::acquire_all::{Part, acquire_all};
+use super::held::{HeldMember, release_all};
+use crate::backoff::Backoff;
+use crate::client_registry::RegisteredWait;
+use crate::error::Result;
+use crate::hold::{AcquireParams, PeriodId, QueueKind};
+use crate::join::Boxed;
+use crate::lease::{Expiry, Lease};
+use crate::locks::HoldGuard;
+use crate::session::{AllOrNone, HoldRef, RequestedHold, Terms};
+use crate::several::Member;
+use crate::step::Outcome;
+use crate::store::Progress;
+use crate::wait::{Attempt, Request};
+
+/// Maximum number of locks that one script acquires, so that it does not block the server.
+const MAX_BATCH: usize = 100;
+
+/// Pauses of a request that goes from queue to queue.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A request that has been in a queue for longer than this has waited there.
+const QUICK_SWITCH: Duration = Duration::from_secs(1);
+
+/// One acquisition of several locks in progress.
+pub(super) struct MultiLockRequest<'a> {
+    members: Vec<RequestedMember<'a>>,
+    progress: &'a Progress,
+    /// The member that is waited for; the request is in its queue.
+    blocking_member: Option<usize>,
+    /// Whether the store may remember this request as a waiter of that member.
+    may_be_registered: bool,
+    /// Whether a step that requests that member is in flight.
+    member_in_flight: bool,
+    /// Whether the latest attempt acquired all members.
+    acquired_all: bool,
+    /// Number of pauses since the request has been waiting for that member.
+    tries: u32,
+    /// When the request last switched to another member's queue, and how often it did so shortly before.
+    last_switch: Option<(Instant, u32)>,
+    /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
+    attempt_runs: Arc<AtomicBool>,
+}
+
+/// A member, with the owner's hold.
+struct RequestedMember<'a> {
+    member: &'a Member,
+    hold_ref: &'a HoldRef,
+    terms: Terms,
+}
+
+impl<'a> RequestedMember<'a> {
+    fn channel(&self) -> &'a str {
+        self.member.0.kind.channel(&self.hold_ref.hold)
+    }
+
+    fn params(&self, count: u32, waits: bool) -> AcquireParams<'a> {
+        AcquireParams {
+            hold: &self.hold_ref.hold,
+            count,
+            lease: self.hold_ref.lease(self.terms, count, Instant::now()),
+            waits,
+            request_number: 0,
+        }
+    }
+}
+
+/// The result of a turn in a member's queue.
+pub(super) enum QueueResult {
+    /// All members were acquired.
+    Acquired(Vec<HeldMember>),
+    /// Another member blocks now.
+    BlockedBy(usize),
+}
+
+impl<'a> MultiLockRequest<'a> {
+    /// Both slices list the same locks, in order.
+    pub(super) fn new(
+        members: &'a [Member],
+        hold_refs: &'a [HoldRef],
+        lease: Option<Lease>,
+        progress: &'a Progress,
+    ) -> MultiLockRequest<'a> {
+        let both = members.iter().zip(hold_refs);
+        let members: Vec<_> = both
+            .map(|(member, hold_ref)| RequestedMember {
+                member,
+                hold_ref,
+                terms: member.terms(lease),
+            })
+            .collect();
+        MultiLockRequest {
+            progress,
+            members,
+            blocking_member: None,
+            may_be_registered: false,
+            member_in_flight: false,
+            acquired_all: false,
+            tries: 0,
+            last_switch: None,
+            attempt_runs: Arc::default(),
+        }
+    }
+
+    /// Returns the first member with a local queue of waiters, except members for which the owner
+    /// must not wait behind them: see `HoldRef::hold_period`.
+    fn first_queued_member(&self) -> Option<usize> {
+        self.members.iter().position(|one| {
+            let waiting = &one.member.session().waiting;
+            let object = one.hold_ref.hold.object.identity();
+            waiting.channels.has_queue(one.channel(), object)
+                && one.hold_ref.hold_period().is_none()
+        })
+    }
+
+    fn blocking_member(&self) -> Option<&RequestedMember<'a>> {
+        self.members.get(self.blocking_member?)
+    }
+
+    /// Waits for another member from now on, and removes the store's record of this waiter at the
+    /// previous member. If an attempt is in flight, the step that settles it does so.
+    fn switch_to(&mut self, other: Option<usize>) {
+        let is_settled = self.member_in_flight && self.progress.was_sent();
+        if self.may_be_registered
+            && !is_settled
+            && let Some(left) = self.blocking_member()
+            && let Some(ttl) = left.member.0.kind.waiter_ttl()
+        {
+            let terms = left.terms.waiting(Some(ttl));
+            left.hold_ref.settle_in_background(terms.trace_lifetime);
+        }
+        (self.may_be_registered, self.member_in_flight) = (false, false);
+        self.blocking_member = other;
+        self.tries = 0;
+    }
+
+    /// Pauses if the request has just come from another member's queue, too.
+    async fn pause_before_switch(&mut self) {
+        let before = self
+            .last_switch
+            .filter(|(at, _)| at.elapsed() < QUICK_SWITCH);
+        let quick_switches = before.map_or(0, |(_, quick_switches)| quick_switches + 1);
+        if let Some(pauses) = quick_switches.checked_sub(1) {
+            let all = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
+            tokio::time::sleep(all.pause(pauses)).await;
+        }
+        self.last_switch = Some((Instant::now(), quick_switches));
+    }
+
+    /// Tries once. Returns all held members, or the blocking member and how long it may be held; then
+    /// nothing is held.
+    async fn try_all(
+        &mut self,
+        subscribe: bool,
+    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
+        let _running = AttemptRuns::begin(&self.attempt_runs);
+        loop {
+            let in_slots = self.members_in_slots();
+            match self.try_batches(subscribe).await {
+                // A store has slots, and has refused keys of several.
+                Err(_) if self.members_in_slots() > in_slots => {}
+                tried => return tried,
+            }
+        }
+    }
+
+    /// Returns the number of members whose stores have slots, as far as is known.
+    fn members_in_slots(&self) -> usize {
+        let slots = self.members.iter().filter_map(|one| one.member.slot());
+        slots.count()
+    }
+
+    async fn try_batches(
+        &mut self,
+        subscribe: bool,
+    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
+        self.acquired_all = false;
+        let mut held_members = Vec::with_capacity(self.members.len());
+        for batch in batches(&self.members) {
+            let requests_member = self.blocking_member.is_some_and(|i| batch.contains(&i));
+            // Before the step is sent, the store cannot remember this request.
+            self.member_in_flight = requests_member;
+            let result = self.acquire_batch(batch.clone(), subscribe).await;
+            self.member_in_flight = false;
+            self.may_be_registered |= requests_member && self.progress.was_sent();
+            let tokens = match result {
+                Ok(AllOrNone::Acquired(tokens)) => tokens,
+                Ok(AllOrNone::Blocked(i, left)) => {
+                    let _ = release_all(held_members).await;
+                    return Ok(Err((batch.start + i, left)));
+                }
+                Err(error) => {
+                    let _ = release_all(held_members).await;
+                    return Err(error);
+                }
+            };
+            for (one, token) in self.members.iter().skip(batch.start).zip(tokens) {
+                let held = HoldGuard::new(one.hold_ref.clone(), one.terms);
+                held_members.push(HeldMember { held, token });
+            }
+        }
+        self.may_be_registered = false;
+        self.acquired_all = true;
+        Ok(Ok(held_members))
+    }
+
+    /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
+    async fn acquire_batch(&self, batch: Range<usize>, subscribe: bool) -> Result<AllOrNone<u64>> {
+        let is_blocking = |i: usize| self.blocking_member == Some(i);
+        let each = || {
+            let all = self.members.iter().enumerate();
+            all.skip(batch.start).take(batch.len())
+        };
+        let requested = |i, one: &RequestedMember<'a>| {
+            let waiter_ttl = one.member.0.kind.waiter_ttl();
+            RequestedHold {
+                hold_ref: one.hold_ref,
+                terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
+                // They begin when all members are held.
+                limits: None,
+                request_number: 0,
+            }
+        };
+        let channel = each()
+            .find(|&(i, _)| subscribe && is_blocking(i))
+            .map(|(_, one)| one.channel());
+        let Some((i, first)) = each().next() else {
+            return Ok(AllOrNone::Acquired(Vec::new()));
+        };
+        if batch.len() == 1 {
+            let step = |_, count| {
+                first
+                    .member
+                    .0
+                    .kind
+                    .acquire(first.params(count, is_blocking(i)))
+            };
+            let requested = requested(i, first);
+            let outcome = requested.try_acquire(channel, self.progress, step).await?;
+            return Ok(match outcome {
+                Outcome::Done(token) => AllOrNone::Acquired(vec![token]),
+                Outcome::Wait(left) => AllOrNone::Blocked(0, left),
+            });
+        }
+        let holds: Vec<_> = each().map(|(i, one)| requested(i, one)).collect();
+        let step = |held: &[u32]| {
+            let parts = each().zip(held).filter_map(|((i, one), &held)| {
+                let hold = &*one.hold_ref.hold;
+                let params = one.params(held + 1, is_blocking(i));
+                Some(Part {
+                    name: one.member.name(),
+                    acquire: one.member.0.kind.acquire(params),
+                    undo: hold.kind.undo(hold, held)?,
+                })
+            });
+            acquire_all(parts.collect())
+        };
+        let blocked = |reply: &AllOrNone<u64>| match reply {
+            AllOrNone::Acquired(_) => None,
+            AllOrNone::Blocked(i, _) => Some(*i),
+        };
+        let session = first.member.session();
+        session
+            .try_acquire(&holds, channel, self.progress, step, blocked)
+            .await
+    }
+}
+
+/// Returns the batches of adjacent members that one script can acquire: of one client, so also in one
+/// store, and of one slot there.
+fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
+    let mut batches: Vec<Range<usize>> = Vec::new();
+    let mut before: Option<&Member> = None;
+    for (i, one) in members.iter().enumerate() {
+        let (member, hold) = (one.member, &*one.hold_ref.hold);
+        // A member without an undo step is acquired by itself.
+        let composes = hold.kind.undo(hold, 0).is_some();
+        let joins = |last: &Member| {
+            composes
+                && Arc::ptr_eq(last.session(), member.session())
+                && last.slot() == member.slot()
+        };
+        match batches.last_mut() {
+            Some(batch) if batch.len() < MAX_BATCH && before.is_some_and(joins) => {
+                batch.end = i + 1
+            }
+            _ => batches.push(i..i + 1),
+        }
+        before = composes.then_some(member);
+    }
+    batches
+}
+
+/// Waits until the owner has a hold period that started after `since`, through an acquisition other than
+/// the current attempt.
+async fn held_through_another(
+    hold_ref: &HoldRef,
+    since: Option<PeriodId>,
+    attempt_runs: &AtomicBool,
+) {
+    let mut held = pin!(hold_ref.held_after(since));
+    poll_fn(|cx| {
+        if attempt_runs.load(Ordering::Relaxed) {
+            // Polled again after the attempt has ended: it runs in the same task, before this.
+            return Poll::Pending;
+        }
+        held.as_mut().poll(cx)
+    })
+    .await;
+}
+
+/// Marks an attempt as running until it ends or is dropped.
+struct AttemptRuns(Arc<AtomicBool>);
+
+impl AttemptRuns {
+    fn begin(attempt_runs: &Arc<AtomicBool>) -> AttemptRuns {
+        attempt_runs.store(true, Ordering::Relaxed);
+        AttemptRuns(attempt_runs.clone())
+    }
+}
+
+impl Drop for AttemptRuns {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Request for MultiLockRequest<'_> {
+    type Acquired = Vec<HeldMember>;
+
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Vec<HeldMember>>> {
+        for one in &self.members {
+            one.hold_ref.settle_sibling().await;
+        }
+        let mut since = None;
+        let mut blocking = self.first_queued_member().filter(|_| waits);
+        loop {
+            let Some(i) = blocking else {
+                self.switch_to(None);
+                since = Some(PeriodId::latest());
+                match self.try_all(false).await? {
+                    Ok(held_members) => return Ok(Some(held_members)),
+                    Err(_) if !waits => return Ok(None),
+                    Err((i, _)) => blocking = Some(i),
+                }
+                continue;
+            };
+            self.switch_to(Some(i));
+            let Some(&RequestedMember {
+                member, hold_ref, ..
+            }) = self.members.get(i)
+            else {
+                return Ok(None);
+            };
+            let attempt_runs = self.attempt_runs.clone();
+            let result = tokio::select! {
+                biased;
+                result = member.session().waiting.acquire_in_turn(self) => result?,
+                // Bypasses the queue: see `HoldRef::hold_period`.
+                () = held_through_another(hold_ref, since, &attempt_runs) => {
+                    blocking = None;
+                    continue;
+                }
+            };
+            match result {
+                QueueResult::Acquired(held_members) => return Ok(Some(held_members)),
+                QueueResult::BlockedBy(i) => {
+                    self.switch_to(None);
+                    self.pause_before_switch().await;
+                    blocking = Some(i);
+                }
+            }
+        }
+    }
+}
+
+impl Attempt for MultiLockRequest<'_> {
+    type Grant = QueueResult;
+
+    fn channel(&self) -> &str {
+        let member = self.members.get(self.blocking_member.unwrap_or_default());
+        member.map_or("", RequestedMember::channel)
+    }
+
+    fn object(&self) -> &str {
+        self.blocking_member()
+            .map_or("", |one| one.hold_ref.hold.object.identity())
+    }
+
+    fn queue_kind(&self) -> QueueKind {
+        self.blocking_member()
+            .map_or(QueueKind::Exclusive, |one| one.member.0.kind.spec().queue)
+    }
+
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
+        Ok(match self.try_all(subscribe).await? {
+            Ok(held_members) => Outcome::Done(QueueResult::Acquired(held_members)),
+            Err((i, left)) if self.blocking_member == Some(i) => Outcome::Wait(left),
+            Err((i, _)) => Outcome::Done(QueueResult::BlockedBy(i)),
+        })
+    }
+
+    fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    /// Members may be in other stores.
+    fn shares_outcome(&self) -> bool {
+        false
+    }
+
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        let one = self.blocking_member().filter(|_| self.acquired_all)?;
+        // A spin lock publishes nothing when it is released.
+        let publishes = one.member.0.kind.spec().excludes_waiters();
+        publishes.then(|| one.terms.lease.duration())
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        let member = self.blocking_member()?.member;
+        self.tries = self.tries.saturating_add(1);
+        member.0.kind.pause(self.tries - 1)
+    }
+
+    fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
+        let register = self.blocking_member().map(|one| one.hold_ref.registrar());
+        |since| register?(since)
+    }
+
+    fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
+        let blocking = self.blocking_member();
+        let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
+        |since| match blocking {
+            Some((member, waiting)) => member.0.clone().report(waiting, since),
+            None => Box::pin(std::future::ready(())),
+        }
+    }
+}
+
+impl Drop for MultiLockRequest<'_> {
+    fn drop(&mut self) {
+        self.switch_to(None);
+    }
+}

@@ -1,0 +1,217 @@
+//! Requests the lock from all members, in rounds (the Redlock algorithm).
+//!
+//! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to answer;
+//!    a late or failed member counts as a refusal, and its attempt is undone in the background.
+//! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
+//!    the lock is acquired.
+//! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
+//!    quorum, and waiting cannot fix it, return the error.
+//! 4. If a quorum has been unreachable for longer than the outage limit, return that error.
+//! 5. Otherwise pause for a random time and start the next round.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::held::{Majority, MemberHold};
+use super::{quorum, timeout_error};
+use crate::backoff::Backoff;
+use crate::error::{Error, Result};
+use crate::hold::AcquireParams;
+use crate::join::join_all;
+use crate::lease::{Expiry, Lease};
+use crate::locks::{HoldGuard, Options};
+use crate::owner::Owner;
+use crate::session::{HoldRef, RequestedHold, Terms};
+use crate::several::Member;
+use crate::step::Outcome;
+use crate::store::{LastContact, Progress};
+use crate::wait::{Attempt, Request};
+
+/// One acquisition in progress.
+pub(super) struct RedLockRequest<'a> {
+    pub(super) members: &'a [Member],
+    pub(super) options: &'a Options,
+    pub(super) owner: Owner,
+    pub(super) lease: Option<Lease>,
+    /// How long one member may take to answer.
+    pub(super) member_timeout: Duration,
+    pub(super) backoff: Backoff,
+    /// Name of the local queue in which requests of the same clients wait for their turn. No
+    /// messages arrive there.
+    pub(super) queue_name: String,
+    pub(super) tries: u32,
+    /// The first error of the latest round, if so many members failed that the others could not form a quorum.
+    pub(super) failure: Option<Error>,
+    /// Whether callers may name the owner, and acquire for it concurrently.
+    pub(super) owner_is_named: bool,
+    /// When waiting fails while no quorum can be reached.
+    pub(super) outage: Expiry,
+    pub(super) progress: &'a Progress,
+}
+
+/// The members that a quorum granted.
+pub(super) type Grant = Arc<Majority>;
+
+/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
+/// the background.
+pub(super) async fn request_member(
+    member: &Member,
+    hold_ref: HoldRef,
+    terms: Terms,
+    member_timeout: Duration,
+) -> Result<Option<HoldGuard>> {
+    hold_ref.hold.state().acquires_again = true;
+    hold_ref.hold.is_red_lock_member();
+    let step = |hold, count| {
+        member.0.kind.acquire(AcquireParams {
+            hold,
+            count,
+            lease: terms.lease,
+            waits: false,
+            request_number: 0,
+        })
+    };
+    // A member that does not answer in time may have granted the lock: dropping the attempt
+    // undoes it in the background.
+    let progress = Progress::default();
+    let requested = RequestedHold {
+        hold_ref: &hold_ref,
+        terms,
+        // They begin when a majority is held.
+        limits: None,
+        request_number: 0,
+    };
+    let outcome = timeout(member_timeout, requested.try_acquire(None, &progress, step)).await;
+    match outcome {
+        Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
+        Ok(Ok(Outcome::Wait(_))) => Ok(None),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(timeout_error(member_timeout)),
+    }
+}
+
+impl RedLockRequest<'_> {
+    /// Runs rounds with pauses in between.
+    async fn repeat_rounds(&mut self, waits: bool) -> Result<Option<Grant>> {
+        loop {
+            if let Some(grant) = self.round().await? {
+                return Ok(Some(grant));
+            }
+            if !waits {
+                return Ok(None);
+            }
+            let pause = self.backoff.pause(self.tries);
+            self.tries = self.tries.saturating_add(1);
+            sleep(pause).await;
+        }
+    }
+
+    /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
+    async fn round(&mut self) -> Result<Option<Grant>> {
+        let begun = Instant::now();
+        let mut holds = Vec::with_capacity(self.members.len());
+        for member in self.members {
+            // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
+            let hold_ref = member.0.hold_ref(self.owner)?;
+            self.options.set_note(&hold_ref.hold);
+            holds.push((member, hold_ref));
+        }
+        let (lease, member_timeout) = (self.lease, self.member_timeout);
+        let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
+            let requested = request_member(member, hold_ref, member.terms(lease), member_timeout);
+            (member, requested.await)
+        });
+        let mut members = Vec::with_capacity(self.members.len());
+        let mut errors = Vec::new();
+        for (member, answer) in join_all(attempts).await {
+            let held = answer.unwrap_or_else(|error| {
+                errors.push(error);
+                None
+            });
+            let member = member.clone();
+            members.push(MemberHold { member, held });
+        }
+        let had = members.iter().filter(|one| one.held.is_some()).count();
+        let majority = Majority::new(members, self.member_timeout);
+        if !majority.quorum_valid_for().is_zero() {
+            return Ok(Some(Arc::new(majority)));
+        }
+        tracing::debug!(had, of = self.members.len(), "no quorum");
+        let releases = majority
+            .take()
+            .into_iter()
+            .map(|held_member| timeout(member_timeout, held_member.release()));
+        join_all(releases).await;
+        // Whether so many members failed that the others cannot form a quorum.
+        let members = self.members.len();
+        let decides = |errors: usize| members - errors.min(members) < quorum(members);
+        let lasting =
+            |error: &&Error| !error.is_transient() && !matches!(error, Error::Lost { .. });
+        if decides(errors.iter().filter(lasting).count()) {
+            let first = errors.iter().find(lasting).cloned();
+            return first.map_or(Ok(None), Err);
+        }
+        // (A grant that arrived too late is a refusal, not a failure.)
+        let mut transient = errors.iter().filter(|error| error.is_transient());
+        let first = transient.next();
+        self.failure = first.filter(|_| decides(1 + transient.count())).cloned();
+        match &self.failure {
+            Some(error) => self.progress.record_failure(begun, error.clone()),
+            None => self.progress.record_answer(),
+        }
+        match self.progress.last_contact() {
+            Some(LastContact::Failed { since, error })
+                if Expiry::In(since.elapsed()) >= self.outage =>
+            {
+                Err(error)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Request for RedLockRequest<'_> {
+    type Acquired = Grant;
+
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Grant>> {
+        match (self.owner_is_named, self.members.first()) {
+            // An owner that may already hold the lock must not wait behind its waiters.
+            (true, _) | (_, None) => self.repeat_rounds(waits).await,
+            (false, Some(first)) => first.session().waiting.acquire(self, waits).await,
+        }
+    }
+}
+
+impl Attempt for RedLockRequest<'_> {
+    type Grant = Grant;
+
+    fn channel(&self) -> &str {
+        &self.queue_name
+    }
+
+    fn object(&self) -> &str {
+        &self.queue_name
+    }
+
+    async fn send(&mut self, _: bool) -> Result<Outcome<Grant>> {
+        Ok(match self.round().await? {
+            Some(grant) => Outcome::Done(grant),
+            None => Outcome::Wait(Expiry::In(Duration::ZERO)),
+        })
+    }
+
+    fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        None
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        self.tries = self.tries.saturating_add(1);
+        Some(self.backoff.pause(self.tries - 1))
+    }
+}
