@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease};
 use crate::locks::fair::{Fair, FairLock};
 use crate::locks::fenced::{Fenced, FencedLock};
+use crate::locks::group::{Group, GroupLock, GroupValue};
 use crate::locks::permits::ExpirableSemaphore;
 use crate::locks::read_write::ReadWriteLock;
 use crate::locks::spin::{Spin, SpinLock};
@@ -31,6 +32,7 @@ use crate::observe::wait_graph::{self, WaitGraph, WaitingOwner};
 use crate::observe::watch::Watch;
 use crate::owner::{ClientId, Owner, OwnerId};
 use crate::session::Session;
+use crate::several::multi::MultiLock;
 use crate::store::embedded::Embedded;
 use crate::store::redis::Password;
 use crate::store::redis::options::ConnectOptions;
@@ -116,6 +118,49 @@ impl Client {
     /// Returns a handle of the [`FencedLock`] `name`.
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
         Lock::new(self.session.clone(), name, Fenced::new)
+    }
+
+    /// Returns a handle of the [`GroupLock`] of one value. Its name is `group[value]`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let guard = client.group_lock("orders", 42i64).lock().await?; // a `Long` in Java
+    /// assert_eq!(guard.name(), "orders[42]");
+    /// # guard.unlock().await }
+    /// ```
+    pub fn group_lock(&self, group: &str, value: impl Into<GroupValue>) -> GroupLock {
+        let kind = Group::new(&self.session.prefix, group, &value.into());
+        Lock::from_kind(self.session.clone(), kind)
+    }
+
+    /// Returns a handle of the locks of several values of a group, which are held together or not at
+    /// all (Redisson: `getMultiLock(group, values)`). Locks of other kinds can be added:
+    /// [`MultiLock::and`].
+    ///
+    /// One script acquires up to 100 values. An owner may hold values through several handles; each value is
+    /// free when its last guard is released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let guard = client.multi_lock("accounts", ["a", "b"]).lock().await?;
+    /// let others = client.multi_lock("accounts", ["b", "c"]);
+    /// assert!(others.try_lock().await?.is_none());
+    /// guard.unlock().await?;
+    /// assert!(others.try_lock().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn multi_lock(
+        &self,
+        group: &str,
+        values: impl IntoIterator<Item = impl Into<GroupValue>>,
+    ) -> MultiLock {
+        MultiLock::new(
+            values
+                .into_iter()
+                .map(|value| self.group_lock(group, value)),
+        )
     }
 
     /// Returns a handle of the [`ReadWriteLock`] `name`.

@@ -1,5 +1,6 @@
-//! Locks of the values of a group (Redisson: `getMultiLock(group, values)`, `RedissonFasterMultiLock`): all values of a
-//! group are in one hash. A lock of one value is a kind of lock like the others, and several of them are a
+//! Locks of the values of a group (Redisson: `getMultiLock(group, values)`,
+//! `RedissonFasterMultiLock`): all values of a group are in one hash. A lock of one value is a kind
+//! of lock like the others, and several of them are a
 //! [`MultiLock`], which acquires them with one script. `rules` describes the steps.
 
 #[cfg(test)]
@@ -16,7 +17,6 @@ use smallvec::smallvec;
 use tokio::time::Instant;
 
 pub use self::value::GroupValue;
-use crate::client::Client;
 use crate::error::Result;
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec};
 use crate::keyspace::Keyspace;
@@ -24,32 +24,33 @@ use crate::lease::Lease;
 use crate::locks::{Holder, Lock, OwnedKind};
 use crate::metrics::Kind;
 use crate::name::{GroupKeys, ObjectKeys};
-use crate::several::multi::MultiLock;
 use crate::step::{Outcome, Step};
 
-/// A lock of one value of a group. [`Client::multi_lock`] locks several values together (Redisson:
-/// `getMultiLock(group, values)`).
+/// A lock of one value of a group. [`Client::multi_lock`](crate::Client::multi_lock) locks several
+/// values together (Redisson: `getMultiLock(group, values)`).
 ///
 /// The values of a group are independent locks that share one hash, so in a cluster they lie in one
-/// slot, and one script acquires several of them. Use it for many short-lived names that are
-/// often locked together, such as the rows of a batch. The hash exists while any of its values is held.
-/// A process that dies leaves the fields of its values there until these are acquired again, or the hash expires.
+/// slot, and one script acquires several of them. Use it for many short-lived names that are often
+/// locked together, such as the rows of a batch. The hash exists while any of its values is held. A
+/// process that dies leaves the fields of its values there until these are acquired again, or the
+/// hash expires.
 ///
 /// All values of a group share one channel: each release wakes the first waiter of each value of
-/// the group. Where many clients wait for different values, [`Client::lock`] with a name
-/// for each value costs the server less.
+/// the group. Where many clients wait for different values, [`Client::lock`](crate::Client::lock)
+/// with a name for each value costs the server less.
 ///
-/// [`Client::inspect`], listings and [`Client::watch`] do not show the values of a group, because the hash
+/// [`Client::inspect`](crate::Client::inspect), listings and
+/// [`Client::watch`](crate::Client::watch) do not show the values of a group, because the hash
 /// contains only hashes of them. [`Lock::holder`] and the other methods of each value do.
 ///
-/// The ends of holds are dates in the hash. redlatch uses the server's clock. Redisson uses the clock of
-/// each client, so the clocks of Java machines must be synchronized: a Java client whose clock is
-/// ahead acquires a value before its holder's lease has ended, and the holds of one whose clock is behind
-/// end early.
+/// The ends of holds are dates in the hash. redlatch uses the server's clock. Redisson uses the
+/// clock of each client, so the clocks of Java machines must be synchronized: a Java client whose
+/// clock is ahead acquires a value before its holder's lease has ended, and the holds of one whose
+/// clock is behind end early.
 ///
-/// Locks of other kinds must not have the name of a group. On a server, a group whose name
-/// belongs to a held lock is [`Error::WrongKind`](crate::Error::WrongKind), and a lock whose name is that of a group waits until
-/// no value of the group is held.
+/// Locks of other kinds must not have the name of a group. On a server, a group whose name belongs
+/// to a held lock is [`Error::WrongKind`](crate::Error::WrongKind), and a lock whose name is that
+/// of a group waits until no value of the group is held.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -75,51 +76,6 @@ impl Group {
     pub(crate) fn new(prefix: &str, group: &str, value: &GroupValue) -> Group {
         let keys = GroupKeys::new(prefix, group, value.field(), &value.to_string());
         Group { keys: keys.into() }
-    }
-}
-
-impl Client {
-    /// Returns a handle of the [`GroupLock`] of one value. Its name is `group[value]`.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-    /// # let client = redlatch::Client::embedded();
-    /// let guard = client.group_lock("orders", 42i64).lock().await?; // a `Long` in Java
-    /// assert_eq!(guard.name(), "orders[42]");
-    /// # guard.unlock().await }
-    /// ```
-    pub fn group_lock(&self, group: &str, value: impl Into<GroupValue>) -> GroupLock {
-        let kind = Group::new(&self.session.prefix, group, &value.into());
-        Lock::from_kind(self.session.clone(), kind)
-    }
-
-    /// Returns a handle of the locks of several values of a group, which are held together or not at
-    /// all (Redisson: `getMultiLock(group, values)`). Locks of other kinds can be added:
-    /// [`MultiLock::and`].
-    ///
-    /// One script acquires up to 100 values. An owner may hold values through several handles; each value is
-    /// free when its last guard is released.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-    /// # let client = redlatch::Client::embedded();
-    /// let guard = client.multi_lock("accounts", ["a", "b"]).lock().await?;
-    /// let others = client.multi_lock("accounts", ["b", "c"]);
-    /// assert!(others.try_lock().await?.is_none());
-    /// guard.unlock().await?;
-    /// assert!(others.try_lock().await?.is_some());
-    /// # Ok(()) }
-    /// ```
-    pub fn multi_lock(
-        &self,
-        group: &str,
-        values: impl IntoIterator<Item = impl Into<GroupValue>>,
-    ) -> MultiLock {
-        MultiLock::new(
-            values
-                .into_iter()
-                .map(|value| self.group_lock(group, value)),
-        )
     }
 }
 
