@@ -72,8 +72,9 @@ pub(crate) struct RareOptions {
     /// See [`Acquire::note`](super::Acquire::note).
     pub(super) note: Option<Box<str>>,
     pub(super) limits: Option<HoldLimits>,
-    /// The hold to re-enter, if the request comes from a guard.
-    pub(super) reenters: Option<HoldRef>,
+    /// The hold whose owner acquires, if the request comes from a guard: see
+    /// [`Acquire::continuing`](super::Acquire::continuing).
+    pub(super) continues: Option<HoldRef>,
     /// See [`Acquire::at_least`](super::Acquire::at_least).
     pub(super) at_least: Option<Duration>,
 }
@@ -121,9 +122,9 @@ impl Options {
         self.rare_mut().limits.get_or_insert_default()
     }
 
-    /// Returns the hold to re-enter, if the request comes from a guard.
-    pub(super) fn reenters(&self) -> Option<&HoldRef> {
-        self.rare.as_ref()?.reenters.as_ref()
+    /// Returns the hold whose owner acquires, if the request comes from a guard.
+    pub(super) fn continues(&self) -> Option<&HoldRef> {
+        self.rare.as_ref()?.continues.as_ref()
     }
 
     /// Returns the limits of the hold, if the request sets any.
@@ -135,12 +136,8 @@ impl Options {
 
     /// Sets the note of a hold, if the request has one or does not re-enter.
     pub(crate) fn set_note(&self, hold: &Hold) {
-        let note = self.rare.as_ref().and_then(|rare| rare.note.as_ref());
-        if note.is_none() && self.owner().is_none() {
-            // A new hold, without a note.
-            return;
-        }
-        hold.state().set_note(note.cloned());
+        let note = self.rare.as_ref().and_then(|rare| rare.note.clone());
+        hold.state().set_note(note);
     }
 
     /// Returns the owner that the caller named, or the owner of the scope.

@@ -131,7 +131,7 @@ impl<K: OwnedKind> Guard<Lock<K>> {
     /// # Ok(()) }
     /// ```
     pub fn reenter(&self) -> Acquire<Lock<K>> {
-        Acquire::new(self.handle()).reentering(self.hold_ref().clone())
+        Acquire::new(self.handle()).continuing(self.hold_ref().clone())
     }
 
     /// Returns the owner's id in the store.

@@ -233,7 +233,7 @@ impl Guard<WriteLock> {
             write_hold,
         };
         let side = self.read_side(Some(required));
-        let reading = side.lock().owner(self.owner());
+        let reading = side.lock().continuing(self.hold_ref().clone());
         reading.limited_as(&self.hold_ref().hold)
     }
 
@@ -270,8 +270,10 @@ impl Guard<WriteLock> {
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }
-        let reading = self.read_side(None).try_lock().owner(self.owner());
-        let mut reading = reading.limited_as(&hold);
+        let reading = self.read_side(None).try_lock();
+        let mut reading = reading
+            .continuing(self.hold_ref().clone())
+            .limited_as(&hold);
         if !self.terms().renewed {
             reading = reading.lease(self.terms().lease.duration());
         }
