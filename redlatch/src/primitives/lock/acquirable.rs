@@ -140,9 +140,24 @@ impl Options {
         hold.state().set_note(note);
     }
 
-    /// Returns the owner that the caller named, or the owner of the scope.
-    pub(crate) fn owner(&self) -> Option<Owner> {
-        self.owner.or_else(Owner::current)
+    /// Returns the owner that the caller named, or the owner of the scope. An error if it is
+    /// anonymous.
+    ///
+    /// The feared interleaving: a caller reads the owner of a guard and releases it. The hold
+    /// passes to another task, under the same owner. A request for this owner would then re-enter
+    /// the hold of that task. It is refused also while the guard exists, so that no caller relies
+    /// on the order.
+    pub(crate) fn owner(&self) -> Result<Option<Owner>> {
+        match self.owner.or_else(Owner::current) {
+            Some(owner) if owner.is_anonymous() => Err(Error::InvalidSetting {
+                setting: "owner",
+                reason: "it belongs to an acquisition that named no owner, and no other request \
+                         can use it; re-enter with `Guard::reenter`, or name an `Owner::new()` in \
+                         each of the requests"
+                    .into(),
+            }),
+            owner => Ok(owner),
+        }
     }
 
     /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.

@@ -45,14 +45,14 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
                 return Box::pin(acquiring).await;
             }
             Some(sibling) => Some(sibling.hold.owner),
-            None if K::OWNED => options.owner(),
+            None if K::OWNED => options.owner()?,
             None => None,
         };
         if let Some(owner) = owner {
             return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
         }
         terms.transferable = session.hands_over && terms.renewed && kind.hands_over();
-        let hold_ref = self.hold_ref_for(Owner::new(), options)?;
+        let hold_ref = self.hold_ref_for(Owner::anonymous(), options)?;
         self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
             .await
     }

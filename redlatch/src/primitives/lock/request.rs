@@ -338,7 +338,12 @@ impl<R: HasLease> TryAcquire<R> {
 
 impl<R: HasOwner> Acquire<R> {
     /// Acquires for this owner. If it already holds the lock, or a member of several locks, it
-    /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new one.
+    /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new, anonymous one.
+    ///
+    /// An anonymous owner (the [`Guard::owner`] of such an acquisition) cannot be named: the
+    /// request fails with [`InvalidSetting`](crate::Error::InvalidSetting), and sends nothing. To
+    /// acquire again what such a guard holds, use [`Guard::reenter`]; of several locks, name an
+    /// [`Owner::new`] in the first request.
     pub fn owner(mut self, owner: Owner) -> Acquire<R> {
         self.options.owner = Some(owner);
         if let Some(rare) = &mut self.options.rare {

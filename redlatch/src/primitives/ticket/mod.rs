@@ -173,7 +173,7 @@ impl<K: HasTicket> Guard<Lock<K>> {
         let (token, lock) = (K::HAS_TOKEN.then_some(self.held.token), self.handle());
         let ticket = Ticket::new(K::TICKET_KIND, self.name(), token, lease);
         let field = || lock.kind.object().field(ticket.owner_id().into());
-        let moved = match lock.session.hold_ref(Owner::new(), field, &lock.kind) {
+        let moved = match lock.session.hold_ref(Owner::anonymous(), field, &lock.kind) {
             Ok(hold_ref) => self.move_to_ticket(hold_ref, lease).await,
             Err(error) => Err((Some(self), error)),
         };
@@ -216,7 +216,7 @@ impl<K: HasTicket> Lock<K> {
         // Never an owner of the caller. It could hold the lock otherwise when a used ticket is adopted, and the step would take
         // that for a repetition.
         let adopter = session.adopter(&of_ticket.object, &of_ticket.field);
-        let hold_ref = self.hold_ref(adopter.unwrap_or_else(Owner::new))?;
+        let hold_ref = self.hold_ref(adopter.unwrap_or_else(Owner::anonymous))?;
         let hold = &hold_ref.hold;
         let terms = session.terms(None, false);
         let step = of_ticket.kind.reassign(ReassignParams {
@@ -355,7 +355,7 @@ impl<K: HasTicket> Lock<K> {
         let metrics = self.session.metrics();
         let metrics = metrics.of(self.kind.metric_kind(), Some(object.name()));
         let field = object.field(ticket.owner_id().into());
-        let hold = Hold::new(Owner::new(), field, self.kind.clone(), metrics);
+        let hold = Hold::new(Owner::anonymous(), field, self.kind.clone(), metrics);
         Ok(Arc::new(hold))
     }
 
