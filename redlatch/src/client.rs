@@ -506,12 +506,13 @@ impl ClientBuilder {
     /// Sets whether a lock that is released while another task of this client waits for it passes to that task
     /// without a release in the store, and permits that are released to a task that waits for as many. Default: true.
     ///
-    /// It applies to locks and write locks without a fixed lease, whose owner the caller neither names nor asks
-    /// for; to permits of an expirable semaphore without a fixed lease, whose ids the caller does not ask for; and to
-    /// permits of a semaphore. [`Guard::unlock`](crate::Guard::unlock) then returns `Ok` if no loss is known and the lease has not
-    /// ended; with `false`, each release checks with the store that the lock was still held. A hold that the store
-    /// has lost may be passed on for about 10 ms, unless a message reported it (for permits even then). After longer sections
-    /// the release asks the store, and reports a loss.
+    /// It applies to locks and write locks without a fixed lease, whose owner the caller does not
+    /// name; to permits of an expirable semaphore without a fixed lease, whose ids the caller does
+    /// not ask for; and to permits of a semaphore. [`Guard::unlock`](crate::Guard::unlock) then
+    /// returns `Ok` if no loss is known and the lease has not ended; with `false`, each release
+    /// checks with the store that the lock was still held. A hold that the store has lost may be
+    /// passed on for about 10 ms, unless a message reported it (for permits even then). After
+    /// longer sections the release asks the store, and reports a loss.
     ///
     /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
     /// with one command, and so does a fenced lock, whose token that command increments. This does not apply where

@@ -15,6 +15,12 @@ use crate::error::{Error, Result};
 /// ([`Acquire::owner`](crate::Acquire::owner)), set one for a scope ([`Owner::scope`]), or use the guard
 /// ([`Guard::reenter`](crate::Guard::reenter)).
 ///
+/// An acquisition that names no owner gets an *anonymous* one.
+/// [`Guard::owner`](crate::Guard::owner) returns it, to compare, log and inspect. No request can
+/// name it ([`Error::InvalidSetting`]): when the guard is released, the lock may pass to another
+/// acquisition of the same client, which continues under this owner
+/// ([`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over)).
+///
 /// An owner is a number that is unique in its process. The first number of a process is random, so a
 /// process that restarts under the same [`client_id`](crate::ClientBuilder::client_id) does not reuse the
 /// owners of its predecessor. The store keeps an owner in Redisson's format, `<client id>:<number>` (see
@@ -29,7 +35,8 @@ use crate::error::{Error, Result};
 /// assert_eq!(inner.hold_count(), 2);
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+// Twice the number, plus 1 if it is anonymous: one word, because most futures contain an owner.
 pub struct Owner(u64);
 
 tokio::task_local! {
@@ -43,12 +50,26 @@ impl Owner {
         reason = "a default that differs each time surprises"
     )]
     pub fn new() -> Owner {
-        static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
-        Owner(simulated_owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed)))
+        Owner(2 * next_number())
     }
 
-    /// Runs `future` with this owner as the default of all acquisitions in it, so that they re-enter each
-    /// other's locks. An owner that is passed explicitly has precedence.
+    /// Creates the owner of an acquisition that names none. No request can name it: see
+    /// [`Options::owner`].
+    ///
+    /// [`Options::owner`]: crate::primitives::lock::Options::owner
+    pub(crate) fn anonymous() -> Owner {
+        Owner(2 * next_number() + 1)
+    }
+
+    /// Returns whether an acquisition that named no owner has created it.
+    pub(crate) fn is_anonymous(self) -> bool {
+        self.0 % 2 == 1
+    }
+
+    /// Runs `future` with this owner as the default of all acquisitions in it, so that they
+    /// re-enter each other's locks. An owner that is passed explicitly has precedence. If this
+    /// owner is anonymous, acquisitions in it fail as with
+    /// [`Acquire::owner`](crate::Acquire::owner).
     ///
     /// The scope belongs to the task: tasks that `future` spawns are outside of it. Parts of `future` that
     /// run concurrently (`join!`) share the owner, so they do not exclude each other.
@@ -75,7 +96,13 @@ impl Owner {
     /// Returns the number after the colon in the store. It is positive and fits into Java's `long` and into
     /// a double (less than 2⁵³).
     pub fn number(self) -> u64 {
-        self.0
+        self.0 / 2
+    }
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Owner").field(&self.number()).finish()
     }
 }
 
@@ -133,6 +160,12 @@ impl PartialEq<&str> for OwnerId {
     }
 }
 
+/// Returns a number that no other owner of this process has.
+fn next_number() -> u64 {
+    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
+    simulated_owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Chooses the number of the first owner of this process.
 ///
 /// Invariant: two processes never use the same number with the same client id, even if one restarts within
@@ -178,12 +211,12 @@ impl ClientId {
     /// Returns `owner` as the store keeps it when it acts through this client.
     pub(crate) fn owner_id(&self, owner: Owner) -> OwnerId {
         // One allocation of the exact size: every acquisition needs an id.
-        let digits = owner.0.checked_ilog10().unwrap_or(0) as usize + 1;
+        let digits = owner.number().checked_ilog10().unwrap_or(0) as usize + 1;
         let mut id = String::with_capacity(self.0.len() + 1 + digits);
         id.push_str(&self.0);
         id.push(':');
         // Writing to a string never fails.
-        let _ = write!(id, "{}", owner.0);
+        let _ = write!(id, "{}", owner.number());
         OwnerId(id)
     }
 }
@@ -191,6 +224,19 @@ impl ClientId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn owners_have_numbers_of_their_own() {
+        let owners = [Owner::new, Owner::anonymous, Owner::new].map(|create| create());
+        assert_eq!(owners.map(Owner::is_anonymous), [false, true, false]);
+        let numbers: std::collections::HashSet<u64> = owners.map(Owner::number).into();
+        assert_eq!(numbers.len(), 3);
+        let owner = Owner(2 * 42 + 1);
+        assert_eq!(format!("{owner:?}"), "Owner(42)");
+        let client = ClientId::custom("client").unwrap();
+        assert_eq!(client.owner_id(owner), "client:42");
+        assert_eq!(size_of::<Owner>(), 8);
+    }
 
     #[test]
     fn first_numbers_are_random_positive_and_exact_in_a_double() {

@@ -75,13 +75,7 @@ async fn note_of_reentry_replaces_the_registered_one() {
     let (store, [client, peer]) = clients();
     let guard = client.lock("a").lock().note("first").await.unwrap();
     sleep(SECOND * 2).await;
-    let again = client
-        .lock("a")
-        .lock()
-        .owner(guard.owner())
-        .note("second")
-        .await
-        .unwrap();
+    let again = guard.reenter().note("second").await.unwrap();
     sleep(SECOND / 10).await;
     let entry = holder(&peer, "a").await.unwrap();
     assert_eq!(entry.note.as_deref(), Some("second"));
@@ -320,13 +314,7 @@ async fn both_sides_of_read_write_lock_are_registered() {
     let (_, [client, peer]) = clients();
     let lock = client.read_write_lock("a");
     let write = lock.write().lock().note("w").await.unwrap();
-    let _read = lock
-        .read()
-        .lock()
-        .owner(write.owner())
-        .note("r")
-        .await
-        .unwrap();
+    let _read = write.reenter_read().note("r").await.unwrap();
     sleep(2 * SECOND).await;
     let Some(ObjectState::ReadWriteLock { writer, readers }) = peer.inspect("a").await.unwrap()
     else {

@@ -197,7 +197,7 @@ impl Hold {
     /// Returns the key of the requests from which a release has to remove the owner. `None`: the owner acquires the object no more,
     /// so a request that remains until it expires affects no hold.
     pub(crate) fn requests_key(&self) -> Option<String> {
-        let acquires_again = self.state().owner_acquires_again();
+        let acquires_again = self.state().acquires_again;
         acquires_again.then(|| self.object.requests_key())
     }
 

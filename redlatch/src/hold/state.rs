@@ -95,10 +95,10 @@ pub(crate) struct HoldState {
     pub(crate) period: Period,
     /// Whether it was lost and replaced by a later hold of the same owner.
     pub(crate) superseded: bool,
-    /// Whether a caller knows the owner, and may acquire for it again.
-    pub(crate) owner_is_known: bool,
-    /// Whether a request may acquire the object for this owner after a release: the caller has named the owner, the request
-    /// re-enters the hold, or it settles an earlier attempt first.
+    /// Whether a caller has the ids of these permits, with which others may release them.
+    pub(crate) ids_are_shared: bool,
+    /// Whether a request may acquire the object for this owner after a release: the caller has named
+    /// the owner, a guard's request continues the hold, or it settles an earlier attempt first.
     pub(crate) acquires_again: bool,
     pub(super) watchdog: WatchdogState,
 }
@@ -137,7 +137,7 @@ impl HoldState {
             ledger: Ledger::new(),
             period: Period::none(now),
             superseded: false,
-            owner_is_known: false,
+            ids_are_shared: false,
             acquires_again: false,
             watchdog: WatchdogState::default(),
         }
@@ -182,11 +182,6 @@ impl HoldState {
         self.held_period().is_some() && self.period.granted_in == granted_in
     }
 
-    /// Returns whether the owner may acquire the object again after a release.
-    pub(super) fn owner_acquires_again(&self) -> bool {
-        self.owner_is_known || self.acquires_again
-    }
-
     /// Removes a guard. Returns the number of this change.
     pub(crate) fn remove_guard(&mut self, renewed: bool) -> u64 {
         self.count = self.count.saturating_sub(1);
@@ -205,9 +200,10 @@ impl HoldState {
         }
     }
 
-    /// Begins the hold period of another request, which takes over the only guard. The hold must be released
-    /// instead if a caller knows its owner, it is not renewed, it is retained, its owner was asked to release it, less than
-    /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
+    /// Begins the hold period of another request, which takes over the only guard. The hold must be
+    /// released instead if a caller has its ids, it is not renewed, it is retained, its owner was
+    /// asked to release it, less than half of the lease is left, the store may have lost it or have
+    /// another count, or other clients wait.
     pub(crate) fn hand_over(
         &mut self,
         lease: Duration,
@@ -218,7 +214,7 @@ impl HoldState {
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.period.loss.is_none();
         let remaining = self.period.end.saturating_duration_since(now);
         let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
-        let is_refused = self.owner_is_known
+        let is_refused = self.ids_are_shared
             || is_needed_elsewhere
             || self.is_doubtful()
             || !self.ledger.is_settled()
@@ -943,7 +939,7 @@ mod tests {
     #[test]
     fn hold_is_not_handed_over_if_store_or_caller_may_differ() {
         let refusals: [fn(&mut HoldState); 9] = [
-            |state| state.owner_is_known = true,
+            |state| state.ids_are_shared = true,
             |state| _ = state.period.ask(None),
             |state| state.watchdog.suspect = true,
             |state| state.watchdog.not_before = Some(state.period.end),

@@ -72,8 +72,9 @@ pub(crate) struct RareOptions {
     /// See [`Acquire::note`](super::Acquire::note).
     pub(super) note: Option<Box<str>>,
     pub(super) limits: Option<HoldLimits>,
-    /// The hold to re-enter, if the request comes from a guard.
-    pub(super) reenters: Option<HoldRef>,
+    /// The hold whose owner acquires, if the request comes from a guard: see
+    /// [`Acquire::continuing`](super::Acquire::continuing).
+    pub(super) continues: Option<HoldRef>,
     /// See [`Acquire::at_least`](super::Acquire::at_least).
     pub(super) at_least: Option<Duration>,
 }
@@ -121,9 +122,9 @@ impl Options {
         self.rare_mut().limits.get_or_insert_default()
     }
 
-    /// Returns the hold to re-enter, if the request comes from a guard.
-    pub(super) fn reenters(&self) -> Option<&HoldRef> {
-        self.rare.as_ref()?.reenters.as_ref()
+    /// Returns the hold whose owner acquires, if the request comes from a guard.
+    pub(super) fn continues(&self) -> Option<&HoldRef> {
+        self.rare.as_ref()?.continues.as_ref()
     }
 
     /// Returns the limits of the hold, if the request sets any.
@@ -135,17 +136,32 @@ impl Options {
 
     /// Sets the note of a hold, if the request has one or does not re-enter.
     pub(crate) fn set_note(&self, hold: &Hold) {
-        let note = self.rare.as_ref().and_then(|rare| rare.note.as_ref());
-        if note.is_none() && self.owner().is_none() {
+        if self.rare.is_none() && hold.owner.is_anonymous() {
             // A new hold, without a note.
             return;
         }
-        hold.state().set_note(note.cloned());
+        let note = self.rare.as_ref().and_then(|rare| rare.note.clone());
+        hold.state().set_note(note);
     }
 
-    /// Returns the owner that the caller named, or the owner of the scope.
-    pub(crate) fn owner(&self) -> Option<Owner> {
-        self.owner.or_else(Owner::current)
+    /// Returns the owner that the caller named, or the owner of the scope. An error if it is
+    /// anonymous.
+    ///
+    /// The feared interleaving: a caller reads the owner of a guard and releases it. The hold
+    /// passes to another task, under the same owner. A request for this owner would then re-enter
+    /// the hold of that task. It is refused also while the guard exists, so that no caller relies
+    /// on the order.
+    pub(crate) fn owner(&self) -> Result<Option<Owner>> {
+        match self.owner.or_else(Owner::current) {
+            Some(owner) if owner.is_anonymous() => Err(Error::InvalidSetting {
+                setting: "owner",
+                reason: "it belongs to an acquisition that named no owner, and no other request \
+                         can use it; re-enter with `Guard::reenter`, or name an `Owner::new()` in \
+                         each of the requests"
+                    .into(),
+            }),
+            owner => Ok(owner),
+        }
     }
 
     /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.

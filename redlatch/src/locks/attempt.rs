@@ -55,18 +55,23 @@ impl AnyLock {
         let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
         let hold_limits = options.hold_limits()?;
-        // Boxed: most requests have an owner of their own and should not carry these futures.
-        if let Some(hold_ref) = options.reenters() {
-            options.set_note(&hold_ref.hold);
-            let hold_ref = HoldRef::clone(hold_ref);
-            let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
-            return Box::pin(acquiring).await;
-        }
-        if let Some(owner) = options.owner().filter(|_| spec.has_owner) {
+        let owner = match options.continues() {
+            // Boxed: most requests have an owner of their own and should not carry these futures.
+            Some(hold_ref) if hold_ref.hold.object == *self.kind.object() => {
+                options.set_note(&hold_ref.hold);
+                let hold_ref = HoldRef::clone(hold_ref);
+                let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
+                return Box::pin(acquiring).await;
+            }
+            Some(sibling) => Some(sibling.hold.owner),
+            None if spec.has_owner => options.owner()?,
+            None => None,
+        };
+        if let Some(owner) = owner {
             return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
         }
         terms.transferable = session.hands_over && terms.renewed && spec.hands_over;
-        let hold_ref = self.hold_ref_for(Owner::new(), options)?;
+        let hold_ref = self.hold_ref_for(Owner::anonymous(), options)?;
         self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
             .await
     }
@@ -78,7 +83,7 @@ impl AnyLock {
         Ok(hold_ref)
     }
 
-    /// Acquires the lock for an owner that the caller named.
+    /// Acquires the lock for an owner that the caller named, or that holds its sibling.
     async fn acquire_for(
         &self,
         owner: Owner,

@@ -164,6 +164,11 @@ impl<R: HasLease> Guard<R> {
 
 impl<R: HasOwner> Guard<R> {
     /// Returns the owner that holds it through this guard.
+    ///
+    /// If the request named none, the owner is anonymous. It identifies this acquisition while the
+    /// guard exists: after the release, another acquisition of the same client may continue under
+    /// the same owner ([`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over)).
+    /// No request can name it ([`Acquire::owner`](super::Acquire::owner)).
     pub fn owner(&self) -> Owner {
         self.held.owner()
     }

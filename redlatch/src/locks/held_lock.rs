@@ -63,9 +63,7 @@ impl<K: LockKind> HeldForLease for HeldLock<K> {
     }
 
     fn owner(&self) -> Owner {
-        let hold = self.guard.hold();
-        hold.state().owner_is_known = true;
-        hold.owner
+        self.guard.hold().owner
     }
 }
 
@@ -131,12 +129,11 @@ impl<K: OwnedKind> Guard<Lock<K>> {
     /// # Ok(()) }
     /// ```
     pub fn reenter(&self) -> Acquire<Lock<K>> {
-        Acquire::new(self.handle()).reentering(self.hold_ref().clone())
+        Acquire::new(self.handle()).continuing(self.hold_ref().clone())
     }
 
-    /// Returns the owner's id in the store.
+    /// Returns the id of the [owner](Guard::owner) in the store.
     pub fn owner_id(&self) -> OwnerId {
-        self.hold_ref().hold.state().owner_is_known = true;
         owner_of(&self.hold_ref().hold.field).into()
     }
 

@@ -338,19 +338,26 @@ impl<R: HasLease> TryAcquire<R> {
 
 impl<R: HasOwner> Acquire<R> {
     /// Acquires for this owner. If it already holds the lock, or a member of several locks, it
-    /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new one.
+    /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new, anonymous one.
+    ///
+    /// An anonymous owner (the [`Guard::owner`] of such an acquisition) cannot be named: the
+    /// request fails with [`InvalidSetting`](crate::Error::InvalidSetting), and sends nothing. To
+    /// acquire again what such a guard holds, use [`Guard::reenter`]; of several locks, name an
+    /// [`Owner::new`] in the first request.
     pub fn owner(mut self, owner: Owner) -> Acquire<R> {
         self.options.owner = Some(owner);
         if let Some(rare) = &mut self.options.rare {
-            rare.reenters = None;
+            rare.continues = None;
         }
         self
     }
 
-    /// Re-enters a hold.
-    pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<R> {
+    /// Acquires for the owner of this hold: re-enters it, or acquires its
+    /// [sibling](crate::hold::HoldKind::sibling). The hold does not pass on while the request
+    /// exists, because the request has a reference to it.
+    pub(crate) fn continuing(mut self, hold_ref: HoldRef) -> Acquire<R> {
         hold_ref.hold.state().acquires_again = true;
-        self.options.rare_mut().reenters = Some(hold_ref);
+        self.options.rare_mut().continues = Some(hold_ref);
         self
     }
 }
@@ -359,6 +366,12 @@ impl<R: HasOwner> TryAcquire<R> {
     /// As [`Acquire::owner`].
     pub fn owner(mut self, owner: Owner) -> TryAcquire<R> {
         self.request = self.request.owner(owner);
+        self
+    }
+
+    /// As [`Acquire::continuing`].
+    pub(crate) fn continuing(mut self, hold_ref: HoldRef) -> TryAcquire<R> {
+        self.request = self.request.continuing(hold_ref);
         self
     }
 }

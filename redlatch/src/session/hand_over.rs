@@ -21,8 +21,11 @@
 //!
 //! - *Two guards of one hold.* The released guard was the only one, the registry counts no other
 //!   reference, and only the first waiter empties the place of the offer.
-//! - *A caller re-enters a hold that has passed on.* A hold passes on only if no caller has named
-//!   its owner or asked for it. Mutant `known-owner-handed-over`.
+//! - *A caller re-enters a hold that has passed on.* A hold passes on only if its owner is
+//!   anonymous (mutant `named-owner-handed-over`). No request can name such an owner. A request of
+//!   a guard (`reenter`, `reenter_read`) counts as a reference to the hold.
+//! - *A task reads beside the task to which the write hold of its owner has passed.* A writer does
+//!   not pass on while the registry counts a reference to the read side of its owner.
 //! - *A hold passes on that the store has lost.* The watchdog renews it, no renewal has failed, and
 //!   at least half of its lease is left. After a message on its channel it is neither offered nor
 //!   taken. A message during the acquisition is mostly that of the release before: the store is
@@ -517,8 +520,9 @@ mod tests {
         }
     }
 
-    /// The hold is released and acquired again, for another owner, if a caller may acquire for its owner, if either
-    /// request has a fixed lease, if less than half of the lease is left, or if the client does not hand over.
+    /// The hold is released and acquired again, for another owner, if a caller has named its owner,
+    /// if either request has a fixed lease, if less than half of the lease is left, or if the
+    /// client does not hand over.
     #[tokio::test(start_paused = true)]
     async fn other_holds_are_released() {
         async fn is_handed_over(
@@ -548,18 +552,12 @@ mod tests {
         assert!(is_handed_over(&lock, plain, next).await);
         let named = async |lock: &Lock| lock.lock().owner(Owner::new()).await.unwrap();
         assert!(!is_handed_over(&lock, named, next).await);
-        let asked = async |lock: &Lock| {
-            let guard = lock.lock().await.unwrap();
-            guard.owner();
-            guard
-        };
-        assert!(!is_handed_over(&lock, asked, next).await);
         let shown = async |lock: &Lock| {
             let guard = lock.lock().await.unwrap();
-            guard.owner_id();
+            assert_eq!(guard.owner_id(), lock.session.id.owner_id(guard.owner()));
             guard
         };
-        assert!(!is_handed_over(&lock, shown, next).await);
+        assert!(is_handed_over(&lock, shown, next).await);
         let fixed = async |lock: &Lock| lock.lock().lease(SECOND).await.unwrap();
         assert!(!is_handed_over(&lock, fixed, next).await);
         let next_named = async |lock: &Lock| lock.lock().owner(Owner::new()).await;
@@ -569,6 +567,58 @@ mod tests {
         let client = Client::builder().local_hand_over(false);
         let client = client.connect_embedded(&Embedded::new()).unwrap();
         assert!(!is_handed_over(&client.lock("a"), plain, next).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn owner_of_released_guard_cannot_reenter_hold_that_has_passed_on() {
+        let [client, _] = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().await.unwrap();
+        let (owner, next) = (guard.owner(), waiter(&lock).await);
+        let next = unlock_for(guard, next).await;
+        assert_eq!(next.owner(), owner);
+        let refused = lock.try_lock().owner(owner).await;
+        assert!(matches!(refused, Err(Error::InvalidSetting { .. })));
+        assert_eq!(next.hold_count(), 1);
+    }
+
+    /// The store lets the owner of the write hold read, whichever task has the hold.
+    #[tokio::test(start_paused = true)]
+    async fn writer_does_not_pass_on_while_its_owner_reads() {
+        let [client, _] = clients();
+        let lock = client.read_write_lock("a");
+        let owner = async || lock.write().holder().await.unwrap().map(|one| one.owner);
+        for way in ["request", "reader", "downgraded", "released"] {
+            let writer = lock.write().lock().await.unwrap();
+            let known = owner().await;
+            let next = tokio::spawn(lock.write().lock().into_future());
+            run_others().await;
+            let (mut request, mut reader) = (None, None);
+            if way == "downgraded" {
+                reader = Some(writer.downgrade().await.unwrap());
+            } else {
+                request = Some(writer.reenter_read());
+                if way != "request" {
+                    reader = Some(request.take().unwrap().await.unwrap());
+                }
+                if way == "released" {
+                    reader.take().unwrap().unlock().await.unwrap();
+                }
+                writer.unlock().await.unwrap();
+            }
+            run_others().await;
+            assert_eq!(next.is_finished(), reader.is_none(), "{way}");
+            if let Some(reader) = reader {
+                reader.unlock().await.unwrap();
+            }
+            let next = next.await.unwrap().unwrap();
+            assert_eq!(owner().await == known, way == "released", "{way}");
+            if let Some(request) = request {
+                assert!(matches!(request.await, Err(Error::Lost { .. })));
+            }
+            assert!(next.is_valid(), "{way}");
+            next.unlock().await.unwrap();
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -192,10 +192,14 @@ impl HoldRef {
         }
     }
 
-    /// Returns whether there is no other reference to the owner's hold.
+    /// Returns whether there is no other reference to the owner's hold, and none to what it has of
+    /// the sibling object: a writer does not pass on while its owner also reads.
     pub(super) fn is_only_one(&self) -> bool {
-        let holds = self.session.holds.lock();
-        holds.get(&self.key()).is_some_and(|entry| entry.refs == 1)
+        let (hold, holds) = (&self.hold, self.session.holds.lock());
+        let of_sibling =
+            |sibling: &Arc<ObjectKeys>| holds.contains_key(&(hold.owner, sibling.clone()));
+        let is_alone = !hold.kind.sibling().is_some_and(of_sibling);
+        is_alone && holds.get(&self.key()).is_some_and(|entry| entry.refs == 1)
     }
 
     /// Moves this reference, and leaves one that must not be used any more.

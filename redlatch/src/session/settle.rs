@@ -240,7 +240,7 @@ impl HoldRef {
             return Some((ticket.field.to_string(), ticket.lease));
         }
         let lease = state.period.retained_for(Instant::now())?;
-        let keeper = self.session.id.owner_id(Owner::new());
+        let keeper = self.session.id.owner_id(Owner::anonymous());
         Some((hold.object.field(keeper.into()), lease))
     }
 

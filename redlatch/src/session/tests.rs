@@ -18,7 +18,7 @@ use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
 };
-use crate::{Client, Embedded, Guard, Lock, MultiLock};
+use crate::{Client, Embedded, Guard, Lock, MultiLock, RedLock};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -127,10 +127,68 @@ async fn refused_request_leaves_nothing_behind() {
 #[tokio::test(start_paused = true)]
 async fn owner_cannot_use_name_as_two_lock_kinds() {
     let client = Client::embedded();
-    let held = client.lock("a").lock().await.unwrap();
-    let other = client.fenced_lock("a").try_lock().owner(held.owner()).await;
+    let me = Owner::new();
+    let _held = client.lock("a").lock().owner(me).await.unwrap();
+    let other = client.fenced_lock("a").try_lock().owner(me).await;
     let other = other.map(drop);
     assert!(matches!(other, Err(Error::WrongKind { .. })), "{other:?}");
+}
+
+/// Also while its guard exists, and before anything is sent.
+#[tokio::test(start_paused = true)]
+async fn anonymous_owner_cannot_be_named() {
+    #[track_caller]
+    fn refused<T>(answer: Result<T>) {
+        let error = answer.err().expect("it is refused").to_string();
+        assert!(error.contains("`owner`") && error.contains("`Guard::reenter`"));
+    }
+    let (store, client) = client();
+    let [lock, ticketed, member] = ["a", "b", "c"].map(|name| client.lock(name));
+    let read_write = client.read_write_lock("a");
+    let several = MultiLock::new([&lock, &member]);
+    let majority = RedLock::new([&lock, &member]);
+    let permits = client.expirable_semaphore("d");
+    assert!(permits.try_set_permits(1).await.unwrap());
+    let ticket = ticketed.lock().await.unwrap().into_ticket().await.unwrap();
+    let adopted = ticketed.adopt(&ticket).await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    let all = MultiLock::new([&member]).lock().await.unwrap();
+    let most = RedLock::new([client.lock("e")]).lock().await.unwrap();
+    // It stays if no step is sent.
+    store.fail([NotSent]);
+    for owner in [adopted.owner(), guard.owner(), all.owner(), most.owner()] {
+        refused(lock.lock().owner(owner).await);
+        refused(lock.try_lock().owner(owner).await);
+        refused(read_write.read().lock().owner(owner).await);
+        refused(read_write.write().try_lock().owner(owner).await);
+        refused(client.fair_lock("a").lock().owner(owner).await);
+        refused(client.spin_lock("a").lock().owner(owner).await);
+        refused(client.fenced_lock("a").lock().owner(owner).await);
+        refused(several.lock().owner(owner).await);
+        refused(majority.lock().owner(owner).await);
+        refused(owner.scope(lock.lock().into_future()).await);
+        refused(owner.scope(several.try_lock().into_future()).await);
+        refused(owner.scope(majority.try_lock().into_future()).await);
+    }
+    let next_step = lock.try_lock().await;
+    assert!(matches!(next_step, Err(Error::Unavailable { .. })));
+    // Permits have no owner, and a guard re-enters what it holds.
+    let permit = guard.owner().scope(permits.acquire().into_future()).await;
+    permit.unwrap().release().await.unwrap();
+    let again = guard.owner().scope(guard.reenter().into_future()).await;
+    assert_eq!(again.unwrap().owner(), guard.owner());
+    assert_eq!(adopted.reenter().await.unwrap().hold_count(), 2);
+}
+
+#[cfg(feature = "blocking")]
+#[test]
+fn anonymous_owner_cannot_be_named_in_blocking_request() {
+    let lock = crate::blocking::Client::embedded().unwrap().lock("a");
+    let refused = lock.lock().owner(Owner::anonymous()).block();
+    assert!(matches!(refused, Err(Error::InvalidSetting { .. })));
+    let outer = lock.lock().block().unwrap();
+    let inner = lock.try_lock().owner(outer.owner()).block().unwrap();
+    assert_eq!(inner.unwrap().hold_count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,8 +216,8 @@ async fn store_has_same_count_and_lease_as_client() {
     tokio::time::advance(SECOND).await;
     inner.unlock().await.unwrap();
     assert_eq!((count(&outer).await, outer.valid_for()), (1, 19 * SECOND));
-    let renewed = lock.lock().owner(outer.owner()).await.unwrap();
-    let again = lock.lock().owner(outer.owner()).await.unwrap();
+    let renewed = outer.reenter().await.unwrap();
+    let again = outer.reenter().await.unwrap();
     tokio::time::advance(2 * SECOND).await;
     // A release that keeps some holds renews their lease, too.
     again.unlock().await.unwrap();
@@ -203,11 +261,12 @@ async fn stolen_hold_cannot_be_released_or_reentered() {
     assert!(!outer.is_valid());
     next.unlock().await.unwrap();
 
-    let outer = lock.lock().await.unwrap();
+    let me = Owner::new();
+    let outer = lock.lock().owner(me).await.unwrap();
     let next = stolen(&theirs).await;
     let both = MultiLock::new([&lock, &client.lock("c")]);
     // A request with the same owner starts a new hold, which waits for the other owner's.
-    let again = both.try_lock().owner(outer.owner()).await.unwrap();
+    let again = both.try_lock().owner(me).await.unwrap();
     assert!(again.is_none() && !outer.is_valid() && next.is_valid());
 }
 
@@ -234,12 +293,14 @@ async fn multi_lock_extends_lease_of_each_member() {
     let client = Client::embedded();
     let locks = [client.lock("a"), client.lock("b")];
     let both = MultiLock::new(&locks);
-    let guard = both.try_lock().lease(20 * SECOND).await.unwrap().unwrap();
+    let me = Owner::new();
+    let fixed = both.try_lock().owner(me).lease(20 * SECOND);
+    let guard = fixed.await.unwrap().unwrap();
     assert_eq!(guard.valid_for(), 20 * SECOND);
     assert_eq!(client.status().holds, 2);
-    let again = both.try_lock().owner(guard.owner()).await.unwrap().unwrap();
+    let again = both.try_lock().owner(me).await.unwrap().unwrap();
     assert_eq!(again.valid_for(), 30 * SECOND);
-    assert_eq!(locks[0].hold_count(guard.owner()).await.unwrap(), 2);
+    assert_eq!(locks[0].hold_count(me).await.unwrap(), 2);
     again.unlock().await.unwrap();
     guard.unlock().await.unwrap();
     assert_eq!(client.status().holds, 0);
@@ -305,9 +366,9 @@ async fn guard_dropped_on_one_side_does_not_block_other_side() {
 async fn concurrent_releases_are_sent_once() {
     let client = Client::embedded();
     let lock = client.lock("a");
-    let outer = lock.lock().await.unwrap();
+    let owner = Owner::new();
+    let outer = lock.lock().owner(owner).await.unwrap();
     let inner = outer.reenter().await.unwrap();
-    let owner = outer.owner();
     let held = outer.hold_ref().hold.clone();
     let turn = held.turn().await.unwrap();
     let leave = async {
@@ -625,14 +686,15 @@ async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
     let lock = client.lock("a");
     let both = MultiLock::new([&lock]);
     for several in [false, true] {
-        let outer = lock.lock().lease(20 * SECOND).await.unwrap();
+        let me = Owner::new();
+        let outer = lock.lock().owner(me).lease(20 * SECOND).await.unwrap();
         tokio::time::advance(5 * SECOND).await;
         // The release of the inner acquisition fails, too: the store keeps the longer lease.
         store.fail([Unconfirmed, NotSent]);
         let inner = match several {
             false => outer.reenter().lease(30 * SECOND).await.map(drop),
             true => {
-                let again = both.try_lock().owner(outer.owner());
+                let again = both.try_lock().owner(me);
                 again.lease(30 * SECOND).await.map(drop)
             }
         };

@@ -1,7 +1,7 @@
 //! Passes an object from one owner of this client to the next with one step, instead of a release,
 //! a message and an acquisition. For holds that cannot be [handed over](super::HandedOver): a
-//! caller knows one of the owners, as always in `blocking`; a lease is fixed; or each acquisition
-//! has a token.
+//! caller has named one of the owners, as always in `blocking`; a lease is fixed; or each
+//! acquisition has a token.
 //!
 //! 1. A full release may claim the first waiter of the queue
 //!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)).

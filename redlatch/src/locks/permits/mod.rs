@@ -561,7 +561,7 @@ impl Guard<Lock<Permits>> {
     /// are released ([`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over)).
     pub fn ids(&self) -> Vec<PermitId> {
         let hold = &self.hold_ref().hold;
-        hold.state().owner_is_known = true;
+        hold.state().ids_are_shared = true;
         let ids = split_ids(&hold.field);
         ids.filter_map(|id| id.parse().ok()).collect()
     }

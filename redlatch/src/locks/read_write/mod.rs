@@ -232,7 +232,7 @@ impl Guard<WriteLock> {
             write_hold,
         };
         let side = self.read_side(Some(required));
-        let reading = side.lock().owner(self.owner());
+        let reading = side.lock().continuing(self.hold_ref().clone());
         reading.limited_as(&self.hold_ref().hold)
     }
 
@@ -269,8 +269,10 @@ impl Guard<WriteLock> {
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }
-        let reading = self.read_side(None).try_lock().owner(self.owner());
-        let mut reading = reading.limited_as(&hold);
+        let reading = self.read_side(None).try_lock();
+        let mut reading = reading
+            .continuing(self.hold_ref().clone())
+            .limited_as(&hold);
         if !self.terms().renewed {
             reading = reading.lease(self.terms().lease.duration());
         }
@@ -337,8 +339,12 @@ impl HoldKind for Read {
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
-        // An owner that already reads keeps that hold, even if its write hold is lost now.
-        let required = self.required.as_ref().filter(|_| params.count == 1);
+        // An owner that already reads keeps that hold, even if its write hold is lost now. The caller may
+        // have named another owner, which has no write hold.
+        let is_required = |required: &&RequiredWriteHold| {
+            params.count == 1 && required.write_hold.owner == params.hold.owner
+        };
+        let required = self.required.as_ref().filter(is_required);
         let step = read::acquire(params, &self.keys, self.prefers_writers);
         step.map(move |outcome| match required {
             Some(required) => required.check(outcome),

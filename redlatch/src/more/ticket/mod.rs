@@ -174,7 +174,7 @@ impl<K: HasTicket> Guard<Lock<K>> {
         let ticket = Ticket::new(K::TICKET_KIND, self.name(), token, lease);
         let field = || lock.kind.object().field(ticket.owner_id().into());
         let kind = lock.erased().kind;
-        let moved = match lock.session.hold_ref(Owner::new(), field, &kind) {
+        let moved = match lock.session.hold_ref(Owner::anonymous(), field, &kind) {
             Ok(hold_ref) => self.move_to_ticket(hold_ref, lease).await,
             Err(error) => Err((Some(self), error)),
         };
@@ -217,7 +217,8 @@ impl<K: HasTicket> Lock<K> {
         // Never an owner of the caller. It could hold the lock otherwise when a used ticket is adopted, and the step would take
         // that for a repetition.
         let adopter = session.adopter(&of_ticket.object, &of_ticket.field);
-        let hold_ref = self.erased().hold_ref(adopter.unwrap_or_else(Owner::new))?;
+        let adopter = adopter.unwrap_or_else(Owner::anonymous);
+        let hold_ref = self.erased().hold_ref(adopter)?;
         let hold = &hold_ref.hold;
         let terms = session.terms(None, false);
         let step = of_ticket.kind.reassign(ReassignParams {
@@ -353,7 +354,7 @@ impl<K: HasTicket> Lock<K> {
         let metrics = self.session.metrics();
         let metrics = metrics.of(self.kind.spec().metric, Some(object.name()));
         let field = object.field(ticket.owner_id().into());
-        let hold = Hold::new(Owner::new(), field, self.kind.clone(), metrics);
+        let hold = Hold::new(Owner::anonymous(), field, self.kind.clone(), metrics);
         Ok(Arc::new(hold))
     }
 

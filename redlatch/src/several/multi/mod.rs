@@ -163,7 +163,7 @@ impl AcquireOnce for MultiLock {
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {
-        let (lease, named) = (options.lease()?, options.owner());
+        let (lease, named) = (options.lease()?, options.owner()?);
         let hold_limits = options.hold_limits()?;
         let members = in_global_order(&self.members)?;
         let Some(first) = members.first() else {
@@ -175,7 +175,7 @@ impl AcquireOnce for MultiLock {
             member.session().background.remember_runtime()?;
         }
         loop {
-            let owner = named.unwrap_or_else(Owner::new);
+            let owner = named.unwrap_or_else(Owner::anonymous);
             let hold_refs: Result<Vec<_>> =
                 members.iter().map(|one| one.0.hold_ref(owner)).collect();
             let hold_refs = hold_refs?;

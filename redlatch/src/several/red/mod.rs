@@ -241,7 +241,7 @@ impl AcquireOnce for RedLock {
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldMajority>> {
-        let (lease, named) = (options.lease()?, options.owner());
+        let (lease, named) = (options.lease()?, options.owner()?);
         let members = validated(&self.members)?;
         let Some(first) = members.first() else {
             return Ok(None);
@@ -259,7 +259,7 @@ impl AcquireOnce for RedLock {
                     .into(),
             });
         }
-        let owner = named.unwrap_or_else(Owner::new);
+        let owner = named.unwrap_or_else(Owner::anonymous);
         // Unless a member's client has an outage limit, it waits through any outage, unlike a single lock.
         let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
         let limits = options.limits(Some(outage_limit));

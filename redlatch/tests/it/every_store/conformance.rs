@@ -253,12 +253,8 @@ async fn reentering_never_shortens_the_lease(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("shorter"));
     let outer = lock.lock().lease(LONG).await.unwrap();
-    let inner = lock
-        .lock()
-        .owner(outer.owner())
-        .lease(Duration::from_millis(20))
-        .await
-        .unwrap();
+    let inner = outer.reenter().lease(Duration::from_millis(20));
+    let inner = inner.await.unwrap();
     assert!(outer.valid_for() > LONG / 2);
     assert!(lease_left(&lock).await > LONG / 2);
     free(inner).await;

@@ -39,13 +39,14 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
     let (lock, theirs) = (one.fenced_lock(&name), two.fenced_lock(&name));
     let mut tokens = Vec::new();
 
-    let outer = held(&lock).await;
+    let me = Owner::new();
+    let outer = lock.lock().owner(me).await.unwrap();
     let inner = outer.reenter().await.unwrap();
     tokens.extend([outer.token(), inner.token()]);
     // A guard keeps the token of its own acquisition.
     free(inner).await;
     assert_eq!(outer.token(), tokens[0]);
-    let again = lock.lock().owner(outer.owner()).await.unwrap();
+    let again = lock.lock().owner(me).await.unwrap();
     tokens.push(again.token());
     free(again).await;
     free(outer).await;
@@ -110,14 +111,14 @@ async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
     let (plain, fenced) = (one.lock(&name), two.fenced_lock(&name));
     let guard = held(&plain).await;
     assert!(fenced.try_lock().await.unwrap().is_none());
-    let waiting = tokio::spawn(fenced.lock().into_future());
+    let me = Owner::new();
+    let waiting = tokio::spawn(fenced.lock().owner(me).into_future());
     until_subscribed(&two, 1).await;
     free(guard).await;
     let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(), 1);
     assert!(plain.try_lock().await.unwrap().is_none());
     // One owner that uses both would count its holds twice.
-    let me = guard.owner();
     let mixed = two.lock(&name).lock().owner(me).await.unwrap_err();
     assert_matches!(mixed, Error::WrongKind { .. });
     free(guard).await;

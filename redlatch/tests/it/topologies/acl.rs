@@ -124,7 +124,7 @@ async fn everything(client: &Client, other: &Client) {
     free(read).await;
     joined("its turn", waiting).await;
     let write = held(&lock.write()).await;
-    let read = lock.read().lock().owner(write.owner()).await.unwrap();
+    let read = write.reenter_read().await.unwrap();
     client.inspect(lock.name()).await.unwrap();
     free(write).await;
     free(read).await;
@@ -308,8 +308,7 @@ async fn user_without_further_keys_leaves_nothing_behind() {
 
     let writer = held(&data.write()).await;
     // A writer also reads.
-    let reading = data.read().lock().owner(writer.owner());
-    assert_refused(&reading.await.unwrap_err());
+    assert_refused(&writer.reenter_read().await.unwrap_err());
     // Nor may it release, because other writers may wait.
     assert_refused(&writer.unlock().await.unwrap_err());
     let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);

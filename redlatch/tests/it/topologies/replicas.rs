@@ -411,17 +411,17 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
     // Two clients: a request on a connection follows the replicas' answer to the previous request.
     let settings = || long_timeout().replica_timeout(LONG);
     let (client, other) = (all.client(settings()).await, all.client(settings()).await);
-    let (short, long) = (LONG, 10 * LONG);
+    let (short, long, me) = (LONG, 10 * LONG, Owner::new());
     let (one, two) = (client.lock("one"), other.lock("two"));
     let several = MultiLock::new([two.clone(), other.lock("new")]);
     // A script that the server does not know is sent again, also after the replicas' answer.
     free(retry_transient(|| several.lock()).await).await;
-    let held = retry_transient(|| one.lock().lease(short)).await;
-    let held_too = retry_transient(|| two.lock().lease(short)).await;
+    let held = retry_transient(|| one.lock().lease(short).owner(me)).await;
+    let held_too = retry_transient(|| two.lock().lease(short).owner(me)).await;
     all.replicas[0].freeze();
-    let alone = one.lock().lease(long).owner(held.owner());
+    let alone = one.lock().lease(long).owner(me);
     let alone = tokio::spawn(alone.into_future());
-    let several = several.lock().lease(long).owner(held_too.owner());
+    let several = several.lock().lease(long).owner(me);
     let several = tokio::spawn(several.into_future());
     until("both leases are the new ones", async || {
         held.valid_for() > short && held_too.valid_for() > short

@@ -75,7 +75,7 @@ async fn read_side_has_limit_of_writer() {
     let writer = lock.write().lock().at_most(HOUR).await.unwrap();
     let reader = writer.reenter_read().await.unwrap();
     sleep(HOUR / 2).await;
-    let reader_of_second = lock.write().lock().owner(writer.owner()).await.unwrap();
+    let reader_of_second = writer.reenter().await.unwrap();
     let downgraded = reader_of_second.downgrade().await.unwrap();
     let next = other.read_write_lock("a").write().lock();
     let next = timeout(HOUR, next.into_future()).await.unwrap().unwrap();

@@ -146,7 +146,7 @@ async fn inner_fixed_lease_does_not_stop_renewal_of_outer_hold() {
 
     // The reverse: without the renewed hold, the fixed lease ends.
     let outer = lock.lock().lease(60 * SECOND).await.unwrap();
-    let inner = lock.lock().owner(outer.owner()).await.unwrap();
+    let inner = outer.reenter().await.unwrap();
     sleep(HOUR).await;
     assert!(outer.is_valid(), "renewed for the inner guard's sake");
     free(inner).await;

@@ -575,8 +575,9 @@ async fn fair_lock_excludes_other_locks_of_the_same_name(store: TestStore) {
     assert!(plain.try_lock().await.unwrap().is_none());
     free(guard).await;
     // One owner that holds two kinds at the same time causes an error.
-    let guard = plain.lock().await.unwrap();
-    let mixed = fair.try_lock().owner(guard.owner()).await;
+    let me = Owner::new();
+    let guard = plain.lock().owner(me).await.unwrap();
+    let mixed = fair.try_lock().owner(me).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })));
     free(guard).await;
     assert_nothing_left(&[&client], &fair).await;

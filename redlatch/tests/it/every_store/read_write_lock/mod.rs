@@ -17,6 +17,7 @@ on_every_store! {
     both_sides_are_reentrant,
     writer_can_also_read_and_release_in_any_order,
     writer_that_also_reads_excludes_others_from_both_sides,
+    request_of_writer_for_another_owner_waits_as_any_other,
     all_waiting_readers_are_admitted_together,
     reader_that_requests_write_side_fails_immediately,
     reader_that_requests_write_side_behind_others_fails_immediately,
@@ -230,6 +231,18 @@ async fn writer_that_also_reads_excludes_others_from_both_sides(store: TestStore
     free(reader).await;
     assert!(lock.write().is_locked().await.unwrap());
     free(writer).await;
+    assert!(is_free(&lock).await);
+}
+
+async fn request_of_writer_for_another_owner_waits_as_any_other(store: TestStore) {
+    let (client, lock) = lock_of(&store, "another owner").await;
+    let writer = held(&lock.write()).await;
+    let reading = writer.reenter_read().owner(Owner::new()).into_future();
+    let reading = tokio::spawn(reading);
+    until_waiting(&client).await;
+    assert!(writer.is_valid());
+    free(writer).await;
+    free(joined("served", reading).await).await;
     assert!(is_free(&lock).await);
 }
 
