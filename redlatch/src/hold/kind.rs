@@ -205,6 +205,19 @@ pub(crate) struct AcquireParams<'a> {
     pub(crate) request_number: i64,
 }
 
+impl<'a> AcquireParams<'a> {
+    /// Returns the arguments of a request that is not repeated.
+    pub(crate) fn without_waiting(hold: &'a Hold, count: u32, lease: Lease) -> AcquireParams<'a> {
+        AcquireParams {
+            hold,
+            count,
+            lease,
+            waits: false,
+            request_number: 0,
+        }
+    }
+}
+
 /// The arguments of a release.
 #[derive(Clone, Copy)]
 pub(crate) struct ReleaseParams<'a> {

@@ -807,13 +807,11 @@ mod tests {
         run_others().await;
         assert!(hold.state().is_doubtful());
         let kind = Reentrant::new("", "a");
-        let step = kind.acquire(AcquireParams {
+        let step = kind.acquire(AcquireParams::without_waiting(
             hold,
-            count: 1,
-            lease: session.watchdog.lease(),
-            waits: false,
-            request_number: 0,
-        });
+            1,
+            session.watchdog.lease(),
+        ));
         let acquired = session.store.run_idempotent(&step).await;
         assert!(matches!(acquired, Ok(Outcome::ACQUIRED)));
         drop(in_flight);

@@ -88,13 +88,8 @@ fn lua_and_rules_agree() {
                 if has_text.take() {
                     harness.remove(&kind.keys.token).await;
                 }
-                let params = AcquireParams {
-                    hold: &of(owner),
-                    count,
-                    lease: lease(n),
-                    waits: false,
-                    request_number: 0,
-                };
+                let hold = of(owner);
+                let params = AcquireParams::without_waiting(&hold, count, lease(n));
                 let _ = harness.step(&kind.acquire(params)).await;
             }
             Move::Release { owner, keep } => {

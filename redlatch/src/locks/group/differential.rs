@@ -83,13 +83,8 @@ fn lua_and_rules_agree() {
                 count,
                 lease: n,
             } => {
-                let params = AcquireParams {
-                    hold: &of(owner, value),
-                    count,
-                    lease: lease(n),
-                    waits: false,
-                    request_number: 0,
-                };
+                let hold = of(owner, value);
+                let params = AcquireParams::without_waiting(&hold, count, lease(n));
                 let _ = harness.step(&kind(value).acquire(params)).await;
             }
             Move::Release {

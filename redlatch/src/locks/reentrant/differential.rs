@@ -79,13 +79,8 @@ fn lua_and_rules_agree() {
                 count,
                 lease: n,
             } => {
-                let params = AcquireParams {
-                    hold: &of(owner),
-                    count,
-                    lease: lease(n),
-                    waits: false,
-                    request_number: 0,
-                };
+                let hold = of(owner);
+                let params = AcquireParams::without_waiting(&hold, count, lease(n));
                 let _ = harness.step(&kind.acquire(params)).await;
             }
             Move::Release {

@@ -89,13 +89,8 @@ fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, ca
                 count,
                 lease: n,
             } => {
-                let params = AcquireParams {
-                    hold: &of(owner, false),
-                    count,
-                    lease: lease(n),
-                    waits: false,
-                    request_number: 0,
-                };
+                let hold = of(owner, false);
+                let params = AcquireParams::without_waiting(&hold, count, lease(n));
                 let _ = harness.step(&kind.acquire(params)).await;
             }
             Move::Release {

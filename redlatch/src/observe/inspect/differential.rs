@@ -41,24 +41,14 @@ fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| match *one {
         Move::Lock { owner, lease: n } => {
             let kind = Reentrant::new("", "name");
-            let params = AcquireParams {
-                hold: &hold(owner, kind.clone()),
-                count: 1,
-                lease: lease(n),
-                waits: false,
-                request_number: 0,
-            };
+            let hold = hold(owner, kind.clone());
+            let params = AcquireParams::without_waiting(&hold, 1, lease(n));
             let _ = harness.step(&kind.acquire(params)).await;
         }
         Move::Fence { owner, lease: n } => {
             let kind = Fenced::new("", "name");
-            let params = AcquireParams {
-                hold: &hold(owner, kind.clone()),
-                count: 1,
-                lease: lease(n),
-                waits: false,
-                request_number: 0,
-            };
+            let hold = hold(owner, kind.clone());
+            let params = AcquireParams::without_waiting(&hold, 1, lease(n));
             let _ = harness.step(&kind.acquire(params)).await;
         }
         Move::Number { number } => harness.set_foreign("name", number).await,

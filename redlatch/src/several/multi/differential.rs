@@ -130,13 +130,7 @@ async fn acquire_all(
     let locks = kinds.iter().zip(&holds).zip(all);
     let parts = locks.map(|((kind, hold), &(_, count))| Part {
         name: hold.object.name(),
-        acquire: kind.acquire(AcquireParams {
-            hold,
-            count,
-            lease: lease(n),
-            waits: false,
-            request_number: 0,
-        }),
+        acquire: kind.acquire(AcquireParams::without_waiting(hold, count, lease(n))),
         undo: hold.kind.undo(hold, count - 1).unwrap(),
     });
     match harness.step(&acquire_all_step(parts.collect())).await {
@@ -185,13 +179,7 @@ fn same_kinds_share_one_script() {
         let holds: Vec<_> = kinds.iter().map(|kind| kind.hold(0)).collect();
         let parts = kinds.iter().zip(&holds).map(|(kind, hold)| Part {
             name: hold.object.name(),
-            acquire: kind.acquire(AcquireParams {
-                hold,
-                count: 1,
-                lease: lease(1),
-                waits: false,
-                request_number: 0,
-            }),
+            acquire: kind.acquire(AcquireParams::without_waiting(hold, 1, lease(1))),
             undo: hold.kind.undo(hold, 0).unwrap(),
         });
         acquire_all_step(parts.collect()).script().source()

@@ -65,13 +65,10 @@ pub(super) async fn request_member(
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.is_red_lock_member();
     let step = |hold, count| {
-        member.0.kind.acquire(AcquireParams {
-            hold,
-            count,
-            lease: terms.lease,
-            waits: false,
-            request_number: 0,
-        })
+        member
+            .0
+            .kind
+            .acquire(AcquireParams::without_waiting(hold, count, terms.lease))
     };
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
