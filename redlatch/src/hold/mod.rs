@@ -58,7 +58,7 @@ pub(crate) use kind::{
 pub(crate) use limits::{HoldLimits, RunningLimits};
 pub(crate) use period::PeriodId;
 pub(crate) use state::{
-    Due, HoldSnapshot, HoldState, RenewalTimes, TicketHold, WatchAction, WatchdogState,
+    HoldSnapshot, HoldState, Place, RenewalTimes, TicketHold, Watch, WatchAction, WatchdogState,
 };
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
@@ -339,18 +339,6 @@ impl Hold {
         self.lost_error(reason)
     }
 
-    /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
-    /// nothing to watch.
-    pub(crate) fn next_watch(&self, times: RenewalTimes) -> Option<(Instant, WatchAction)> {
-        let now = Instant::now();
-        self.state_at(|| now).next_watch(times, now)
-    }
-
-    /// Returns when the hold is lost unless it is renewed, fed or released.
-    pub(crate) fn next_end(&self) -> Instant {
-        self.state().period.next_loss().0
-    }
-
     /// Returns when the current hold period began, if it has lasted for this long and is not registered yet. Then it counts as
     /// registered.
     pub(crate) fn begin_registration(&self, after: Duration) -> Option<Instant> {
@@ -374,7 +362,7 @@ impl Hold {
     }
 
     /// The same, with a clock that is read only if there is something to lose.
-    fn state_at(&self, now: impl FnOnce() -> Instant) -> MutexGuard<'_, HoldState> {
+    pub(crate) fn state_at(&self, now: impl FnOnce() -> Instant) -> MutexGuard<'_, HoldState> {
         let mut state = self.state.lock();
         if state.held_period().is_some()
             && state.expire(now())

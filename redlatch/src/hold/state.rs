@@ -11,21 +11,20 @@ use tokio::time::Instant;
 use super::fairness::{HandOver, NotHandedOver};
 use super::ledger::Ledger;
 use super::period::{Period, PeriodId};
-use crate::client_registry::{EntryNumber, RequestInfo};
+use crate::client_registry::RequestInfo;
 use crate::environment::random_fraction;
 use crate::error::Loss;
 use crate::lease::Lease;
 
-/// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
-/// program use the same order.
-pub(crate) type Due = (Instant, u64);
+/// Where the watchdog's schedule has a hold.
+pub(crate) type Place = usize;
 
-/// What the watchdog knows about a hold.
+/// What the watchdog knows about a hold, and each step of it may have to know.
 #[derive(Default)]
 pub(crate) struct WatchdogState {
-    /// Position of the hold in the watchdog's queue.
-    pub(crate) due: Option<Due>,
-    /// Whether a renewal is in flight.
+    /// Its place in the schedule. Accessed only by the schedule, whose lock protects it, too.
+    pub(crate) place: Option<Place>,
+    /// Whether a renewal was sent, and its batch has not ended.
     pub(crate) renewing: bool,
     /// Earliest time of the next renewal, after one has failed.
     pub(crate) not_before: Option<Instant>,
@@ -34,12 +33,8 @@ pub(crate) struct WatchdogState {
     pub(crate) suspect: bool,
     /// Whether its latest renewal in this hold period asked the server to report changes.
     pub(crate) tracked: bool,
-    /// When the server has reported the latest change that was not ignored.
-    pub(crate) reported_at: Option<Instant>,
     /// Whether the registry of clients has this hold period and its note.
     pub(crate) registered: bool,
-    /// Its entry there.
-    pub(crate) entry: Option<EntryNumber>,
     /// Whether it was lost at a limit, and no release has begun since.
     pub(crate) overdue: bool,
 }
@@ -56,6 +51,17 @@ pub(crate) struct RenewalTimes {
     pub(crate) registered_after: Option<Duration>,
 }
 
+/// When the watchdog has to look at a hold, and what it does then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Watch {
+    pub(crate) due: Instant,
+    pub(crate) action: WatchAction,
+    /// When the hold is lost unless it is renewed, fed or released.
+    pub(crate) end: Instant,
+    /// When it is registered. `None`: it is, or is never.
+    pub(crate) registers_at: Option<Instant>,
+}
+
 /// What the watchdog does with a hold when it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchAction {
@@ -63,8 +69,6 @@ pub(crate) enum WatchAction {
     Renew,
     /// Renews it, but not earlier: for the first time, or after a failed renewal.
     RenewOnTime,
-    /// Only registers it.
-    Register,
     /// Only reports the end of its lease or of a limit.
     Expire,
     /// Releases it, because it was lost at a limit.
@@ -100,7 +104,7 @@ pub(crate) struct HoldState {
     /// Whether a request may acquire the object for this owner after a release: the caller has named
     /// the owner, a guard's request continues the hold, or it settles an earlier attempt first.
     pub(crate) acquires_again: bool,
-    pub(super) watchdog: WatchdogState,
+    pub(crate) watchdog: WatchdogState,
 }
 
 /// What a step of a hold depends on, at one moment. Smaller than the state, because futures contain it.
@@ -162,7 +166,6 @@ impl HoldState {
             None => {
                 self.period = self.period.granted(end, now);
                 (self.watchdog.tracked, self.watchdog.suspect) = (false, false);
-                self.watchdog.reported_at = None;
                 self.adopts = None;
             }
         }
@@ -391,32 +394,36 @@ impl HoldState {
         is_due.then_some(self.period.began)
     }
 
+    /// Returns whether a renewal of the hold may be sent now, or a check (`renews` is false). Then
+    /// it counts as sent.
+    pub(crate) fn begin_renewal(&mut self, renews: bool) -> bool {
+        let is_due = self.held_period().is_some() && self.is_renewed() == renews;
+        self.watchdog.renewing |= is_due;
+        is_due
+    }
+
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
-    pub(super) fn next_watch(
-        &self,
-        times: RenewalTimes,
-        now: Instant,
-    ) -> Option<(Instant, WatchAction)> {
+    pub(crate) fn next_watch(&self, times: RenewalTimes, now: Instant) -> Option<Watch> {
+        let (end, _) = self.period.next_loss();
         if self.watchdog.overdue {
-            return Some((now, WatchAction::Release));
+            return Some(Watch {
+                due: now,
+                action: WatchAction::Release,
+                end,
+                registers_at: None,
+            });
         }
         self.held_period()?;
-        let (end, _) = self.period.next_loss();
-        let expiry = (end, WatchAction::Expire);
         let is_renewed = self.renewed > 0;
         let WatchdogState {
-            renewing,
             suspect,
             not_before,
             tracked,
             registered,
             ..
         } = self.watchdog;
-        if renewing {
-            return Some(expiry);
-        }
-        Some(match not_before {
+        let (due, action) = match not_before {
             // After a failure: when the pause is over, or at the end of the lease or of a limit if that is earlier.
             Some(again) if is_renewed || suspect => (again.min(end), WatchAction::RenewOnTime),
             None if suspect => (now, WatchAction::Renew),
@@ -433,14 +440,17 @@ impl HoldState {
                 let first_after = times.first_after.filter(|_| !tracked);
                 let first = first_after.map(|after| self.period.chain.granted_at() + after);
                 let first = first.map(|due| (due, WatchAction::RenewOnTime));
-                let registered_after = times.registered_after.filter(|_| !registered);
-                let register = registered_after
-                    .map(|after| (self.period.began + after, WatchAction::Register));
-                let all = [Some(expiry), regular, first, register]
-                    .into_iter()
-                    .flatten();
+                let all = [Some((end, WatchAction::Expire)), regular, first];
+                let all = all.into_iter().flatten();
                 all.min_by_key(|(due, _)| *due)?
             }
+        };
+        let registered_after = times.registered_after.filter(|_| !registered);
+        Some(Watch {
+            due,
+            action,
+            end,
+            registers_at: registered_after.map(|after| self.period.began + after),
         })
     }
 }
@@ -464,6 +474,15 @@ mod tests {
         let mut state = HoldState::new(now);
         state.add_guard(now + 10 * SECOND, renewed, now).unwrap();
         (state, now)
+    }
+
+    fn next_watch(
+        state: &HoldState,
+        times: RenewalTimes,
+        now: Instant,
+    ) -> Option<(Instant, WatchAction)> {
+        let watch = state.next_watch(times, now)?;
+        Some((watch.due, watch.action))
     }
 
     /// A hold whose first attempt the store has acknowledged.
@@ -584,7 +603,7 @@ mod tests {
         state.period.renewed(Some(later + 10 * SECOND), Some(limit));
         assert_eq!(state.period.end, limit);
         let due = (later + 4 * SECOND, WatchAction::Renew);
-        assert_eq!(state.next_watch(TIMES, later), Some(due));
+        assert_eq!(next_watch(&state, TIMES, later), Some(due));
         let lease = Lease::new(10 * SECOND).unwrap();
         assert_eq!(
             state.period.limit_lease(lease, later).duration(),
@@ -615,9 +634,9 @@ mod tests {
                 true => (now + 4 * SECOND, WatchAction::Renew),
                 false => (now + 10 * SECOND, WatchAction::RenewOnTime),
             };
-            assert_eq!(state.next_watch(TIMES, now), Some(due));
+            assert_eq!(next_watch(&state, TIMES, now), Some(due));
             state.period.renewed(None, None);
-            assert!(state.next_watch(TIMES, now).unwrap().0 > due.0);
+            assert!(next_watch(&state, TIMES, now).unwrap().0 > due.0);
         }
     }
 
@@ -627,23 +646,23 @@ mod tests {
         let (mut state, now) = held(true);
         state.period.start_limits(&limited(SECOND), now);
         assert_eq!(
-            state.next_watch(TIMES, now),
+            next_watch(&state, TIMES, now),
             Some((now + SECOND, WatchAction::Expire))
         );
         let later = now + 2 * SECOND;
         assert!(!state.ledger.must_be_settled() && state.expire(later));
         assert!(state.ledger.must_be_settled());
         assert_eq!(
-            state.next_watch(TIMES, later),
+            next_watch(&state, TIMES, later),
             Some((later, WatchAction::Release))
         );
         state.begin_release(0);
-        assert_eq!(state.next_watch(TIMES, later), None);
+        assert_eq!(next_watch(&state, TIMES, later), None);
         state.release_answered(state.ledger.latest(), false);
         assert!(!state.ledger.must_be_settled());
         let (mut expired, now) = held(true);
         assert!(expired.expire(now + 10 * SECOND) && !expired.ledger.must_be_settled());
-        assert_eq!(expired.next_watch(TIMES, now), None);
+        assert_eq!(next_watch(&expired, TIMES, now), None);
     }
 
     #[test]
@@ -652,10 +671,8 @@ mod tests {
         state.period.start_limits(&limited(SECOND), now);
         state.watchdog.not_before = Some(now + 2 * SECOND);
         let end = Some((now + SECOND, WatchAction::RenewOnTime));
-        assert_eq!(state.next_watch(TIMES, now), end);
-        state.watchdog.renewing = true;
-        let end = Some((now + SECOND, WatchAction::Expire));
-        assert_eq!(state.next_watch(TIMES, now), end);
+        assert_eq!(next_watch(&state, TIMES, now), end);
+        assert_eq!(state.next_watch(TIMES, now).unwrap().end, now + SECOND);
     }
 
     /// Also by a hand-over, which begins one.
@@ -793,22 +810,18 @@ mod tests {
         let (mut state, now) = held(false);
         let end = now + 10 * SECOND;
         assert_eq!(
-            state.next_watch(TIMES, now),
+            next_watch(&state, TIMES, now),
             Some((end, WatchAction::Expire))
         );
         state.add_guard(now + SECOND, true, now).unwrap();
         let due = now + 4 * SECOND;
         assert_eq!(
-            state.next_watch(TIMES, now),
+            next_watch(&state, TIMES, now),
             Some((due, WatchAction::Renew))
         );
-        state.watchdog.renewing = true;
-        assert_eq!(
-            state.next_watch(TIMES, now),
-            Some((end, WatchAction::Expire))
-        );
+        assert_eq!(state.next_watch(TIMES, now).unwrap().end, end);
         state.mark_lost(Loss::NotHeld);
-        assert_eq!(state.next_watch(TIMES, now), None);
+        assert_eq!(next_watch(&state, TIMES, now), None);
     }
 
     /// So that the server reports changes from then on. It must not be renewed earlier: most holds are released before.
@@ -821,24 +834,28 @@ mod tests {
         for renewed in [false, true] {
             let (mut state, now) = held(renewed);
             let first = Some((now + SECOND, WatchAction::RenewOnTime));
-            assert_eq!(state.next_watch(times, now), first);
+            assert_eq!(next_watch(&state, times, now), first);
             state.watchdog.tracked = true;
             let regular = match renewed {
                 true => (now + 4 * SECOND, WatchAction::Renew),
                 false => (state.period.end, WatchAction::Expire),
             };
-            assert_eq!(state.next_watch(times, now), Some(regular));
+            assert_eq!(next_watch(&state, times, now), Some(regular));
             state.remove_guard(renewed);
             state.add_guard(now + 10 * SECOND, renewed, now).unwrap();
-            assert_eq!(state.next_watch(times, now), first, "the next hold period");
+            assert_eq!(
+                next_watch(&state, times, now),
+                first,
+                "the next hold period"
+            );
             let (state, now) = (HoldState::new(now), now);
-            assert_eq!(state.next_watch(times, now), None);
+            assert_eq!(next_watch(&state, times, now), None);
         }
         // One that ends before, or whose regular renewal is earlier.
         let mut state = HoldState::new(Instant::now());
         let now = Instant::now();
         state.add_guard(now + SECOND, true, now).unwrap();
-        let (due, watch) = state.next_watch(times, now).unwrap();
+        let (due, watch) = next_watch(&state, times, now).unwrap();
         assert!(due < now + SECOND && watch == WatchAction::Renew);
     }
 
@@ -849,15 +866,14 @@ mod tests {
             ..TIMES
         };
         let (mut state, now) = held(false);
-        let due = Some((now + SECOND, WatchAction::Register));
-        assert_eq!(state.next_watch(times, now), due);
+        let registers_at = |state: &HoldState| state.next_watch(times, now).unwrap().registers_at;
+        assert_eq!(registers_at(&state), Some(now + SECOND));
         let early = now + SECOND - MILLI;
         assert_eq!(state.begin_registration(SECOND, early), None);
         let begun = state.begin_registration(SECOND, now + SECOND);
         assert_eq!(begun, Some(now));
         assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
-        let end = Some((state.period.end, WatchAction::Expire));
-        assert_eq!(state.next_watch(times, now), end);
+        assert_eq!(registers_at(&state), None);
         state.remove_guard(false);
         state.watchdog.registered = false;
         assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
@@ -875,11 +891,22 @@ mod tests {
     }
 
     #[test]
+    fn renewal_begins_only_as_planned_and_while_held() {
+        for renews in [false, true] {
+            let (mut state, _) = held(renews);
+            assert!(!state.begin_renewal(!renews) && !state.watchdog.renewing);
+            assert!(state.begin_renewal(renews) && state.watchdog.renewing);
+            state.remove_guard(renews);
+            assert!(!state.begin_renewal(renews));
+        }
+    }
+
+    #[test]
     fn released_hold_is_not_watched() {
         let (mut state, now) = held(true);
         state.remove_guard(true);
         state.watchdog.suspect = true;
-        assert_eq!(state.next_watch(TIMES, now), None);
+        assert_eq!(next_watch(&state, TIMES, now), None);
     }
 
     #[test]
@@ -888,7 +915,7 @@ mod tests {
             let (mut state, now) = held(renewed);
             state.watchdog.suspect = true;
             assert_eq!(
-                state.next_watch(TIMES, now),
+                next_watch(&state, TIMES, now),
                 Some((now, WatchAction::Renew))
             );
         }
@@ -902,7 +929,7 @@ mod tests {
         for (pause, due) in [(SECOND, now + SECOND), (11 * SECOND, end)] {
             state.watchdog.not_before = Some(now + pause);
             assert_eq!(
-                state.next_watch(TIMES, now),
+                next_watch(&state, TIMES, now),
                 Some((due, WatchAction::RenewOnTime))
             );
         }

@@ -236,19 +236,6 @@ async fn fixed_lease_ends_on_time_without_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn holds_due_within_a_thirtieth_of_lease_share_renewal() {
-    let watchdog = watchdog();
-    let leases = [30_000, 31_000, 31_100].map(Duration::from_millis);
-    let holds = leases.map(|lease| Watched::new(1, lease, true));
-    for one in &holds {
-        watchdog.watch(&one.hold);
-    }
-    sleep(19 * SECOND).await;
-    let steps = holds.each_ref().map(Watched::steps);
-    assert_eq!(steps, [[(10, true)], [(10, true)], [(11, true)]]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn earlier_due_hold_wakes_task() {
     let watchdog = watchdog();
     let (one, other) = (Watched::renewed(), Watched::new(1, 24 * SECOND, true));
@@ -350,13 +337,6 @@ async fn reported_change_is_checked_once_per_third_of_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn empty_watchdog_plans_no_sweep() {
-    let (watchdog, one) = (watchdog(), Watched::renewed());
-    watchdog.report_missing(&one.hold);
-    assert!(watchdog.core.schedule.lock().nodes.is_empty());
-}
-
-#[tokio::test(start_paused = true)]
 async fn hold_with_step_in_progress_is_skipped_for_a_second() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.watch(&one.hold);
@@ -370,17 +350,24 @@ async fn hold_with_step_in_progress_is_skipped_for_a_second() {
     assert_eq!(one.steps(), [], "renewed as usual from then on");
 }
 
+fn schedule(watchdog: &Watchdog, holds: &[Watched]) {
+    for one in holds {
+        let core = &watchdog.core;
+        core.watch(&mut core.state.lock().schedule, &one.hold);
+    }
+}
+
+fn batches(watchdog: &Watchdog) -> Vec<InFlight> {
+    watchdog.core.begin(&watchdog.store).0
+}
+
 #[tokio::test(start_paused = true)]
 async fn hold_changed_after_batching_is_not_renewed() {
     let watchdog = watchdog();
     let holds = [(); 4].map(|()| Watched::renewed());
-    for one in &holds {
-        watchdog
-            .core
-            .reschedule(&mut watchdog.core.schedule.lock(), &one.hold);
-    }
+    schedule(&watchdog, &holds);
     tokio::time::advance(10 * SECOND).await;
-    let mut batches = watchdog.core.take_due(&watchdog.store);
+    let mut batches = batches(&watchdog);
     let [released, lost, fixed, held] = &holds;
     released.hold.state().remove_guard(true);
     lost.hold.mark_lost(Loss::NotHeld);
@@ -405,11 +392,9 @@ async fn hold_ended_after_batching_is_not_checked() {
     let holds = [(); 3].map(|()| Watched::fixed(100 * SECOND));
     for one in &holds {
         one.hold.watchdog_state(|state| state.suspect = true);
-        watchdog
-            .core
-            .reschedule(&mut watchdog.core.schedule.lock(), &one.hold);
     }
-    let mut batches = watchdog.core.take_due(&watchdog.store);
+    schedule(&watchdog, &holds);
+    let mut batches = batches(&watchdog);
     let [released, lost, held] = &holds;
     released.hold.state().remove_guard(false);
     lost.hold.mark_lost(Loss::NotHeld);
@@ -418,151 +403,40 @@ async fn hold_ended_after_batching_is_not_checked() {
     assert_eq!(held.steps(), [(0, false)]);
 }
 
-/// Returns the batches that start now, and their sizes in ascending order.
-fn batches(watchdog: &Watchdog) -> (Vec<usize>, Vec<Batch>) {
-    let batches = watchdog.core.take_due(&watchdog.store);
-    let mut sizes: Vec<_> = batches.iter().map(|batch| batch.holds.len()).collect();
-    sizes.sort_unstable();
-    (sizes, batches)
-}
-
-fn schedule_holds(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>) -> Vec<Watched> {
-    let holds = weights.into_iter().map(|weight| {
-        let one = Watched::new(weight, 20 * SECOND, true);
-        watchdog
-            .core
-            .reschedule(&mut watchdog.core.schedule.lock(), &one.hold);
-        one
-    });
-    holds.collect()
-}
-
-#[tokio::test(start_paused = true)]
-async fn batch_has_at_most_a_hundred_names() {
-    let watchdog = watchdog();
-    let _holds = schedule_holds(&watchdog, [1; 201]);
-    let (sizes, batches) = batches(&watchdog);
-    assert_eq!(sizes, [1, 100, 100]);
-    assert_eq!(watchdog.len(), 201, "also in flight they are watched");
-    assert!(watchdog.core.take_due(&watchdog.store).is_empty());
-    drop(batches);
-    assert_eq!(watchdog.len(), 201);
-}
-
-#[tokio::test(start_paused = true)]
-async fn batch_weighs_at_most_a_thousand_unless_single() {
-    for (weights, expected) in [
-        (vec![600, 400], vec![2]),
-        (vec![600, 401], vec![1, 1]),
-        (vec![400, 400, 400], vec![1, 2]),
-        (vec![1000, 1], vec![1, 1]),
-    ] {
-        let watchdog = watchdog();
-        let _holds = schedule_holds(&watchdog, weights);
-        assert_eq!(batches(&watchdog).0, expected);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn at_most_eight_batches_in_flight_per_node() {
-    let watchdog = watchdog();
-    let holds = schedule_holds(&watchdog, [1000; 10]);
-    let (sizes, mut first) = batches(&watchdog);
-    assert_eq!(sizes, [1; 8]);
-    assert_eq!(batches(&watchdog).0.len(), 0);
-    for _ in 0..2 {
-        let hold = first.pop().unwrap().holds.pop().unwrap();
-        watchdog.unwatch(&hold);
-    }
-    let (sizes, next) = batches(&watchdog);
-    assert_eq!(sizes, [1, 1], "as many as have ended");
-    drop((first, next));
-    assert_eq!(watchdog.core.schedule.lock().nodes[&None].batches, 0);
-    drop(holds);
-}
-
 /// The batch that would renew it ends later.
 #[tokio::test(start_paused = true)]
 async fn limit_of_hold_with_renewal_in_flight_is_noticed_once() {
     let watchdog = watchdog();
-    let one = schedule_holds(&watchdog, [1]).remove(0);
+    let one = Watched::new(1, 20 * SECOND, true);
     one.hold.start_limits(&at_most(SECOND));
-    let (sizes, mut in_flight) = batches(&watchdog);
-    assert_eq!(sizes, [1]);
-    let limit = Instant::now() + SECOND;
-    assert_eq!(watchdog.core.schedule.lock().first_due(), Some(limit));
+    one.hold.watchdog_state(|state| state.suspect = true);
+    schedule(&watchdog, std::slice::from_ref(&one));
+    let mut in_flight = batches(&watchdog);
     tokio::time::advance(SECOND).await;
-    assert_eq!(batches(&watchdog).0.len(), 0);
-    assert_eq!(watchdog.core.schedule.lock().overdue.len(), 1);
+    let (batches, overdue) = watchdog.core.begin(&watchdog.store);
+    assert_eq!((batches.len(), overdue.len()), (0, 1));
     renew(watchdog.store.clone(), in_flight.remove(0)).await;
-    assert_eq!((one.steps(), batches(&watchdog).0), (vec![], vec![]));
-    let overdue = watchdog.core.schedule.lock().overdue.len();
-    assert_eq!((watchdog.len(), overdue), (0, 1));
+    let (batches, overdue) = watchdog.core.begin(&watchdog.store);
+    assert_eq!((batches.len(), overdue.len()), (0, 0));
+    assert_eq!((one.steps(), watchdog.len()), (vec![], 0));
 }
 
+/// The release of its guard waits behind the renewal, and the owner acquires the object again before
+/// the other holds of the batch have been answered.
 #[tokio::test(start_paused = true)]
-async fn hold_released_before_batching_is_left_out() {
-    let watchdog = watchdog();
-    let holds = schedule_holds(&watchdog, [1000; 9]);
-    let (_, in_flight) = batches(&watchdog);
-    let waits = |one: &&Watched| {
-        !in_flight
-            .iter()
-            .any(|b| Arc::ptr_eq(&b.holds[0], &one.hold))
-    };
-    let waiting = holds.iter().find(waits).unwrap();
-    waiting.hold.state().remove_guard(true);
+async fn hold_acquired_again_is_not_in_two_batches() {
+    let (watchdog, one) = (watchdog(), Watched::renewed());
+    one.hold.watchdog_state(|state| state.suspect = true);
+    schedule(&watchdog, std::slice::from_ref(&one));
+    let in_flight = batches(&watchdog);
+    one.hold.state().remove_guard(true);
+    watchdog.unwatch(&one.hold);
+    let end = Instant::now() + 30 * SECOND;
+    one.hold.add_guard(end, true, None).unwrap();
+    watchdog.suspect(&one.hold);
+    assert_eq!((batches(&watchdog).len(), watchdog.len()), (0, 1));
     drop(in_flight);
-    for hold in holds.iter().filter(|one| !std::ptr::eq(*one, waiting)) {
-        watchdog.unwatch(&hold.hold);
-    }
-    assert_eq!(batches(&watchdog).0.len(), 0);
-    assert!(watchdog.core.schedule.lock().nodes.is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn node_is_remembered_until_next_sweep_is_allowed() {
-    let mut node_queue = NodeQueue::default();
-    assert!(!node_queue.is_used());
-    node_queue.last_sweep = Some(Instant::now());
-    assert!(node_queue.is_used());
-    tokio::time::advance(SWEEP_PAUSE).await;
-    assert!(!node_queue.is_used());
-    node_queue.next_sweep = Some(Instant::now());
-    assert!(node_queue.is_used());
-    node_queue.next_sweep = None;
-    node_queue.batches = 1;
-    assert!(node_queue.is_used());
-    node_queue.batches = 0;
-    node_queue.ready.push_back(Watched::renewed().hold);
-    assert!(node_queue.is_used());
-}
-
-#[tokio::test(start_paused = true)]
-async fn task_sleeps_until_next_hold_or_sweep() {
-    let watchdog = watchdog();
-    let core = &watchdog.core;
-    let now = Instant::now();
-    let one = Watched::renewed();
-    core.reschedule(&mut core.schedule.lock(), &one.hold);
-    assert_eq!(core.plan_wake(0), Some(now + 10 * SECOND));
-    core.schedule
-        .lock()
-        .nodes
-        .entry(None)
-        .or_default()
-        .last_sweep = Some(now);
-    core.plan_sweep(None, 2 * SECOND);
-    core.plan_sweep(None, 3 * SECOND);
-    assert_eq!(core.plan_wake(0), Some(now + 2 * SECOND));
-    core.schedule.lock().nodes.clear();
-    core.schedule.lock().remove(&one.hold);
-    // A batch in flight ends soon.
-    assert_eq!(core.plan_wake(1), Some(now + SECOND));
-    assert_eq!(core.plan_wake(0), Some(now + 10 * SECOND));
-    assert_eq!(core.plan_wake(1), Some(now + SECOND), "not idle any more");
-    assert_eq!(core.plan_wake(0), Some(now + 10 * SECOND));
-    assert_eq!(core.plan_wake(0), None);
+    assert_eq!((batches(&watchdog).len(), watchdog.len()), (1, 1));
 }
 
 #[test]
