@@ -56,7 +56,7 @@ impl Owner {
     /// Creates the owner of an acquisition that names none. No request can name it: see
     /// [`Options::owner`].
     ///
-    /// [`Options::owner`]: crate::primitives::lock::Options::owner
+    /// [`Options::owner`]: crate::locks::Options::owner
     pub(crate) fn anonymous() -> Owner {
         Owner(2 * next_number() + 1)
     }
