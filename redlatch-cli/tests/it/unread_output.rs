@@ -224,7 +224,7 @@ fn dropped_lines_are_reported_when_they_are_read_again() {
         .collect();
     let command = || {
         let mut command = redlatch(shared(), &args);
-        let filter = "redlatch::primitives=debug,redlatch::session=debug";
+        let filter = "redlatch::locks=debug,redlatch::several=debug,redlatch::session=debug";
         command.env("REDLATCH_LOG", filter);
         command
     };

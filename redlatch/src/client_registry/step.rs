@@ -48,7 +48,7 @@ impl Write<'_> {
     /// Returns the step. Replies the number of fields afterwards.
     pub(super) fn step(&self) -> Step<'_, i64> {
         let removed = i64::try_from(self.removed.len()).unwrap_or(0);
-        let mut args = args![self.ttl, i64::from(self.replace), self.instance, removed];
+        let mut args = args![self.ttl, self.replace, self.instance, removed];
         args.extend(self.removed.iter().map(|field| field.as_str().into()));
         for Setting { field, age, text } in &self.set {
             let age = age.map_or_else(|| "".into(), |age| millis(age).into());

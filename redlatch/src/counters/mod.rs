@@ -52,10 +52,10 @@ pub(crate) fn set_if_absent(
 ) -> Step<'_, bool> {
     let args = args![
         number,
-        time_to_live.map_or(0, Lease::millis),
+        time_to_live,
         object.channel(),
         payload,
-        i64::from(overwrites_nonpositive),
+        overwrites_nonpositive,
     ];
     Step::new(
         script!("counter.lua", "set_if_absent.lua"),

@@ -41,11 +41,12 @@ pub(crate) struct Spec {
     pub(crate) metric: Kind,
     /// The client's queue in which requests wait.
     pub(crate) queue: QueueKind,
-    /// Whether callers can name the owner and acquire again for it.
+    /// Whether callers can name the owner and acquire again for it. Only permits have none: others can acquire the rest of
+    /// the object.
     pub(crate) has_owner: bool,
     /// Whether waiters poll instead of being woken.
     pub(crate) polls: bool,
-    /// Whether a step of another owner may grant it to a waiter. If not, each acquisition is requested.
+    /// Whether a step of another owner may grant the object to a waiter. If not, each acquisition is requested.
     pub(crate) grants: bool,
     /// Whether a request may take over the hold of another one of this client. If not, each acquisition
     /// needs the store.
@@ -127,7 +128,7 @@ pub(crate) trait HoldKind: Send + Sync + 'static {
 
     /// The step that undoes an acquisition within the same script. It notifies no waiter, because no other
     /// client can have seen the acquisition. It sets the hold count back to `keep` and the end of the lease
-    /// to [`Hold::end`].
+    /// to its period's end.
     ///
     /// A kind with this step can be part of a script that acquires all of several objects or none. Its
     /// acquisition script must reply a number if the object is not available, and anything else if it was

@@ -27,11 +27,20 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         metrics.of(self.kind.spec().metric, Some(self.name()))
     }
 
-    async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
-        let acquired = self.erased().acquire(options).await?;
-        let held =
-            |(hold_ref, terms, token)| HeldLock::new(hold_ref, terms, self.kind.clone(), token);
-        Ok(acquired.map(held))
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    fn acquire_once(
+        &self,
+        options: &Options,
+    ) -> impl Future<Output = Result<Option<HeldLock<K>>>> + Send {
+        async move {
+            let acquired = self.erased().acquire(self.reentrant, options).await?;
+            let held =
+                |(hold_ref, terms, token)| HeldLock::new(hold_ref, terms, self.kind.clone(), token);
+            Ok(acquired.map(held))
+        }
     }
 
     fn waiting_at_most(self, wait: Duration) -> Lock<K> {
@@ -46,34 +55,44 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
 type Acquired = (HoldRef, Terms, u64);
 
 impl AnyLock {
-    async fn acquire(self, options: &Options) -> Result<Option<Acquired>> {
-        let session = &self.session;
-        session.background.remember_runtime()?;
-        self.kind.object().check()?;
-        self.kind.check()?;
-        let spec = self.kind.spec();
-        let mut terms = session.terms(options.lease()?, self.reentrant);
-        let limits = options.limits(session.outage_limit);
-        let hold_limits = options.hold_limits()?;
-        let owner = match options.continues() {
-            // Boxed: most requests have an owner of their own and should not carry these futures.
-            Some(hold_ref) if hold_ref.hold.object == *self.kind.object() => {
-                options.set_note(&hold_ref.hold);
-                let hold_ref = HoldRef::clone(hold_ref);
-                let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
-                return Box::pin(acquiring).await;
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    fn acquire<'a>(
+        self,
+        reentrant: bool,
+        options: &'a Options,
+    ) -> impl Future<Output = Result<Option<Acquired>>> + Send + 'a {
+        async move {
+            let session = &self.session;
+            session.background.remember_runtime()?;
+            self.kind.object().check()?;
+            self.kind.check()?;
+            let spec = self.kind.spec();
+            let mut terms = session.terms(options.lease()?, reentrant);
+            let limits = options.limits(session.outage_limit);
+            let hold_limits = options.hold_limits()?;
+            let owner = match options.continues() {
+                // Boxed: most requests have an owner of their own and should not carry these futures.
+                Some(hold_ref) if hold_ref.hold.object == *self.kind.object() => {
+                    options.set_note(&hold_ref.hold);
+                    let hold_ref = HoldRef::clone(hold_ref);
+                    let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
+                    return Box::pin(acquiring).await;
+                }
+                Some(sibling) => Some(sibling.hold.owner),
+                None if spec.has_owner => options.owner()?,
+                None => None,
+            };
+            if let Some(owner) = owner {
+                return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
             }
-            Some(sibling) => Some(sibling.hold.owner),
-            None if spec.has_owner => options.owner()?,
-            None => None,
-        };
-        if let Some(owner) = owner {
-            return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
+            terms.transferable = session.hands_over && terms.renewed && spec.hands_over;
+            let hold_ref = self.hold_ref_for(Owner::anonymous(), options)?;
+            self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
+                .await
         }
-        terms.transferable = session.hands_over && terms.renewed && spec.hands_over;
-        let hold_ref = self.hold_ref_for(Owner::anonymous(), options)?;
-        self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
-            .await
     }
 
     /// Returns the owner's hold, with the note of the request.

@@ -115,7 +115,6 @@ pub struct Lock<K: LockKind = Reentrant> {
 pub(crate) struct AnyLock {
     pub(crate) session: Arc<Session>,
     pub(crate) kind: Arc<dyn HoldKind>,
-    pub(crate) reentrant: bool,
 }
 
 impl AnyLock {
@@ -151,7 +150,6 @@ impl<K: LockKind> Lock<K> {
         AnyLock {
             session: self.session.clone(),
             kind: self.kind.clone(),
-            reentrant: self.reentrant,
         }
     }
 

@@ -79,6 +79,9 @@ impl Session {
                         if error.leaves_untouched() || !progress.was_sent() {
                             mark_settled();
                         }
+                        if let Error::WrongKind { .. } = error {
+                            holds.iter().for_each(RequestedHold::suspect);
+                        }
                         return Err(error);
                     }
                 };
@@ -153,6 +156,19 @@ impl RequestedHold<'_> {
             step,
             blocked,
         )
+    }
+
+    /// Has what the owner holds of the object and of its sibling checked, because the store says that the key has
+    /// something else. Until then it does not pass on.
+    fn suspect(&self) {
+        let HoldRef { session, hold, .. } = self.hold_ref;
+        let sibling = hold.kind.sibling();
+        let sibling = sibling.and_then(|sibling| session.latest_hold(hold.owner, sibling));
+        for hold in sibling.iter().chain([hold]) {
+            if hold.state().held_period().is_some() {
+                session.watchdog.suspect(hold);
+            }
+        }
     }
 
     /// Returns when the hold ends in the store, or earlier, if its owner held it `held` times when the step

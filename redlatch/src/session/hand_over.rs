@@ -569,6 +569,42 @@ mod tests {
         assert!(!is_handed_over(&client.lock("a"), plain, next).await);
     }
 
+    /// The answer to the request of the writer says that another owner writes, or that the key is of another kind.
+    #[tokio::test(start_paused = true)]
+    async fn writer_that_learns_of_its_loss_does_not_pass_on() {
+        for (downgrades, is_foreign) in [(true, false), (true, true), (false, false), (false, true)]
+        {
+            let store = Embedded::new();
+            let [client, peer] =
+                [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+            let (lock, theirs) = (client.read_write_lock("a"), peer.read_write_lock("a"));
+            let writer = lock.write().lock().await.unwrap();
+            let next = tokio::spawn(lock.write().lock().into_future());
+            run_others().await;
+            store.remove("a");
+            let other = match is_foreign {
+                true => {
+                    assert!(peer.semaphore("a").try_set_permits(1).await.unwrap());
+                    None
+                }
+                false => theirs.write().try_lock().await.unwrap(),
+            };
+            assert_eq!(other.is_some(), !is_foreign);
+            match downgrades {
+                true => assert!(writer.downgrade().await.is_err()),
+                false => {
+                    assert!(writer.reenter_read().await.is_err());
+                    drop(writer);
+                }
+            }
+            run_others().await;
+            if next.is_finished() {
+                assert!(next.await.unwrap().is_err(), "{downgrades} {is_foreign}");
+            }
+            drop(other);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn owner_of_released_guard_cannot_reenter_hold_that_has_passed_on() {
         let [client, _] = clients();

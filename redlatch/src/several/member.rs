@@ -12,17 +12,23 @@ use crate::session::{Session, Terms};
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone)]
-pub struct Member(pub(crate) AnyLock);
+pub struct Member {
+    pub(crate) lock: AnyLock,
+    reentrant: bool,
+}
 
 impl<K: OwnedKind> From<Lock<K>> for Member {
     fn from(lock: Lock<K>) -> Member {
-        Member(lock.erased())
+        Member::from(&lock)
     }
 }
 
 impl<K: OwnedKind> From<&Lock<K>> for Member {
     fn from(lock: &Lock<K>) -> Member {
-        Member(lock.erased())
+        Member {
+            lock: lock.erased(),
+            reentrant: lock.reentrant,
+        }
     }
 }
 
@@ -34,40 +40,40 @@ impl std::fmt::Debug for Member {
 
 impl Member {
     pub(crate) fn name(&self) -> &str {
-        self.0.kind.object().name()
+        self.lock.kind.object().name()
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.0.session
+        &self.lock.session
     }
 
     /// Returns the key's slot in a cluster.
     pub(crate) fn slot(&self) -> Option<u16> {
-        self.session().store.slot(self.0.kind.object().key())
+        self.session().store.slot(self.lock.kind.object().key())
     }
 
     /// Returns the slot that the key has or would have in a cluster, so that the order of locks is the
     /// same whether the store is known to have slots or not. The embedded store has none.
     pub(crate) fn order(&self) -> Option<u16> {
-        self.session().store.order(self.0.kind.object().key())
+        self.session().store.order(self.lock.kind.object().key())
     }
 
     /// Returns whether both are the same lock through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
-        let (one, two) = (self.0.kind.object(), other.0.kind.object());
+        let (one, two) = (self.lock.kind.object(), other.lock.kind.object());
         Arc::ptr_eq(self.session(), other.session()) && one == two && one.layout() == two.layout()
     }
 
     /// Returns the terms of a hold that is requested with this lease, or with none.
     pub(crate) fn terms(&self, lease: Option<Lease>) -> Terms {
-        self.session().terms(lease, self.0.reentrant)
+        self.session().terms(lease, self.reentrant)
     }
 
     /// Returns whether one owner that requests both would wait for itself.
     fn excludes(&self, other: &Member) -> bool {
-        let shared = |member: &Member| member.0.kind.spec().queue == QueueKind::Shared;
+        let shared = |member: &Member| member.lock.kind.spec().queue == QueueKind::Shared;
         !Arc::ptr_eq(self.session(), other.session())
-            && self.0.kind.object().identity() == other.0.kind.object().identity()
+            && self.lock.kind.object().identity() == other.lock.kind.object().identity()
             && !(shared(self) && shared(other))
             && self.session().store.address() == other.session().store.address()
     }
@@ -84,9 +90,9 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     // There may be thousands, so each is compared only with those of its name.
     let mut by_identity: HashMap<&str, Vec<&Member>> = HashMap::with_capacity(members.len());
     for member in members {
-        member.0.kind.object().check()?;
+        member.lock.kind.object().check()?;
         let known = by_identity
-            .entry(member.0.kind.object().identity())
+            .entry(member.lock.kind.object().identity())
             .or_default();
         if known.iter().any(|known| known.is_same(member)) {
             continue;

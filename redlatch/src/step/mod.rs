@@ -117,7 +117,7 @@ impl<'a, R> Step<'a, R> {
     }
 }
 
-/// The keys of a step: no allocation of their own for those of one object.
+/// The keys of a step: no allocation of their own for those of most objects.
 pub(crate) type Keys<'a> = SmallVec<[Cow<'a, str>; 2]>;
 
 /// The arguments of a script behind its keys.
@@ -165,10 +165,24 @@ impl From<u32> for Arg<'_> {
     }
 }
 
+/// 1 or 0.
+impl From<bool> for Arg<'_> {
+    fn from(flag: bool) -> Self {
+        Arg::Number(flag.into())
+    }
+}
+
 /// In milliseconds.
 impl From<Lease> for Arg<'_> {
     fn from(lease: Lease) -> Self {
         Arg::Number(lease.millis())
+    }
+}
+
+/// In milliseconds; 0: none.
+impl From<Option<Lease>> for Arg<'_> {
+    fn from(lease: Option<Lease>) -> Self {
+        Arg::Number(lease.map_or(0, Lease::millis))
     }
 }
 

@@ -561,7 +561,7 @@ pub(crate) fn renew_holds<'a>(
 ) -> Step<'a, Vec<Renewed>> {
     let holds = holds.to_vec();
     let number = holds.len();
-    let mut args = args![lease.map_or(0, Lease::millis)];
+    let mut args = args![lease];
     let mut keys = Keys::with_capacity(number);
     for hold in &holds {
         let renewal = hold.kind.renewal(hold);

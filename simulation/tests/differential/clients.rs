@@ -312,7 +312,7 @@ impl Clients {
                 tokio::try_join!(turns(Some(Owner::new())), turns(Some(Owner::new())))?;
             } else if is_missing("session/check_hand_over.lua") {
                 tokio::try_join!(turns(None), turns(None))?;
-            } else if is_missing("fair_lock/serve.lua") {
+            } else if is_missing("fair/serve.lua") {
                 tokio::try_join!(turns(None), turns(None), queue())?;
             } else {
                 break;

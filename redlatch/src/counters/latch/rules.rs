@@ -1,4 +1,4 @@
-//! The latch's own step; the others come from `counter`.
+//! The latch's own step; the others come from `counters`.
 
 use crate::counters::read_number;
 use crate::name::ObjectKeys;

@@ -62,12 +62,7 @@ pub(super) fn add(object: &ObjectKeys, permits: i32, if_exists: bool) -> Step<'_
     Step::new(
         script!(batchable(1, 4) "../counter.lua", "add.lua"),
         [object.key()],
-        args![
-            i64::from(permits),
-            i64::from(if_exists),
-            object.channel(),
-            MAX_PERMITS
-        ],
+        args![i64::from(permits), if_exists, object.channel(), MAX_PERMITS],
         move |reply| match reply {
             ScriptReply::Integer(0) => Ok(None),
             ScriptReply::Integer(-1) => Err(out_of_range(permits)),

@@ -97,7 +97,7 @@ impl<'a> Acquire<'a> {
             &*hold.field,
             lease,
             self.params.count,
-            wait_time.map_or(0, Lease::millis),
+            wait_time,
             hold.object.channel(),
             self.grace,
             self.params.request_number,
@@ -298,7 +298,7 @@ pub(super) fn release<'a>(
     let args = args![
         &*hold.field,
         keep,
-        lease.map_or(0, Lease::millis),
+        lease,
         hold.object.channel(),
         grace,
         // The script of the election has further arguments behind it.

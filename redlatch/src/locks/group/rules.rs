@@ -211,7 +211,7 @@ pub(super) fn release<'a>(
     };
     let mut args = args![&*hold.field, &*keys.value, channel];
     if keep > 0 {
-        args.extend(args![keep, lease.map_or(0, Lease::millis)]);
+        args.extend(args![keep, lease]);
         args.extend(restored_lease.map(Arg::from));
     }
     Step::new(

@@ -304,7 +304,7 @@ pub(super) fn set(keys: &PermitKeys, permits: u32, if_absent: bool) -> Step<'_, 
     on_semaphore(
         keys,
         script!("prelude.lua", "set.lua"),
-        args![permits, i64::from(if_absent)],
+        args![permits, if_absent],
         ScriptReply::flag,
         move |semaphore| {
             if semaphore.available.is_some() && if_absent {

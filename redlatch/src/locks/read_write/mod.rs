@@ -223,16 +223,7 @@ impl Guard<WriteLock> {
     /// # reader.unlock().await }
     /// ```
     pub fn reenter_read(&self) -> Acquire<ReadLock> {
-        let write_hold = self.hold_ref().hold.clone();
-        let granted_in = write_hold.state().period.granted_in;
-        let required = RequiredWriteHold {
-            session: self.hold_ref().session.clone(),
-            granted_in,
-            lost: write_hold.loss(),
-            write_hold,
-        };
-        let side = self.read_side(Some(required));
-        let reading = side.lock().continuing(self.hold_ref().clone());
+        let reading = self.read_side().lock().continuing(self.hold_ref().clone());
         reading.limited_as(&self.hold_ref().hold)
     }
 
@@ -269,7 +260,7 @@ impl Guard<WriteLock> {
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }
-        let reading = self.read_side(None).try_lock();
+        let reading = self.read_side().try_lock();
         let mut reading = reading
             .continuing(self.hold_ref().clone())
             .limited_as(&hold);
@@ -286,13 +277,22 @@ impl Guard<WriteLock> {
         }
     }
 
-    /// Returns the other side of the same lock.
-    fn read_side(&self, required: Option<RequiredWriteHold>) -> ReadLock {
-        let write = self.handle();
+    /// Returns the other side of the same lock, for the owner of this hold.
+    ///
+    /// The feared interleaving: the store answers that another owner writes, so this hold is lost, and
+    /// the guard passes the hold on to a local waiter. So that answer concerns the write hold.
+    fn read_side(&self) -> ReadLock {
+        let (write, write_hold) = (self.handle(), self.hold_ref().hold.clone());
+        let granted_in = write_hold.state().period.granted_in;
         let read = Read {
             keys: write.kind.keys.clone(),
             prefers_writers: write.kind.blocks_readers_for.is_some(),
-            required,
+            required: Some(RequiredWriteHold {
+                session: write.session.clone(),
+                granted_in,
+                lost: write_hold.loss(),
+                write_hold,
+            }),
         };
         Lock::from_kind(write.session, read)
     }
@@ -346,10 +346,10 @@ impl HoldKind for Read {
         };
         let required = self.required.as_ref().filter(is_required);
         let step = read::acquire(params, &self.keys, self.prefers_writers);
-        step.map(move |outcome| match required {
-            Some(required) => required.check(outcome),
-            None => Ok(outcome),
-        })
+        match required {
+            None => step,
+            Some(required) => step.map(move |outcome| required.check(outcome)),
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -401,10 +401,10 @@ impl HoldKind for Write {
 
     fn spec(&self) -> Spec {
         // A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
-        let is_unknown = self.blocks_readers_for.is_none();
+        let store_knows_no_waiter = self.blocks_readers_for.is_none();
         Spec {
-            hands_over: is_unknown,
-            transfers: is_unknown,
+            hands_over: store_knows_no_waiter,
+            transfers: store_knows_no_waiter,
             ..Spec::of(Kind::WriteLock)
         }
     }

@@ -76,9 +76,9 @@ pub(crate) trait ReentrantKind: Send + Sync + 'static {
 
 /// Returns the channel on which a step wakes a waiter; empty if waiters poll.
 fn waiters_channel(kind: &impl ReentrantKind) -> &str {
-    match kind.spec().polls {
-        true => "",
-        false => kind.keys().channel(),
+    match kind.polling() {
+        Some(_) => "",
+        None => kind.keys().channel(),
     }
 }
 
@@ -88,7 +88,10 @@ impl<K: ReentrantKind> HoldKind for K {
     }
 
     fn spec(&self) -> Spec {
-        ReentrantKind::spec(self)
+        Spec {
+            polls: self.polling().is_some(),
+            ..ReentrantKind::spec(self)
+        }
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {

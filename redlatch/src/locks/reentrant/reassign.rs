@@ -60,7 +60,7 @@ pub(crate) fn reassign<'a>(
         params.to.clone(),
         params.lease,
         requests.clone().unwrap_or_default(),
-        i64::from(params.unless_asked),
+        params.unless_asked,
     ];
     if of_writer {
         args.push((FIELDS_OF_WRITER as i64).into());

@@ -119,7 +119,7 @@ fn release_and<'a>(
     let object = &hold.object;
     let mut args = args![&*hold.field, channel];
     if keep > 0 {
-        args.extend(args![keep, lease.map_or(0, Lease::millis)]);
+        args.extend(args![keep, lease]);
         args.extend(restored_lease.map(Arg::from));
     } else {
         args.extend(requests.clone().map(Arg::from));

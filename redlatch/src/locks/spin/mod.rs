@@ -80,10 +80,7 @@ impl ReentrantKind for Spin {
     }
 
     fn spec(&self) -> Spec {
-        Spec {
-            polls: true,
-            ..Spec::of(Kind::SpinLock)
-        }
+        Spec::of(Kind::SpinLock)
     }
 
     /// No messages are sent on the channel with this name.

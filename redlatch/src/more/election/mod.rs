@@ -20,7 +20,7 @@
 //!   current leader does not change: its epoch is what it has told the resource.
 //! - *No holder without a term.* The step that acquires the lock begins the term. Turns are
 //!   requested and never granted: a grant would write a hold without a term.
-//! - *No value of a former leader replaces that of a later one.* `Proclaim` checks the lock and the
+//! - *No value of a former leader replaces that of a later one.* `proclaim` checks the lock and the
 //!   leader in the step that writes. A value that is delayed on a broken connection has a smaller
 //!   revision than those sent after it.
 //! - *No leader is reported whose lock is gone.* `Read` checks the lock. The term alone says

@@ -16,7 +16,7 @@
 //!   next candidate, which may hang, counts from the release, not from the end of the lease.
 //!
 //! Each change publishes on the lock's channel, where the fair lock publishes when its queue is
-//! empty. The lock and the term change in one step, so an owner that holds the lock by [`Acquire`]
+//! empty. The lock and the term change in one step, so an owner that holds the lock by [`acquire`]
 //! leads the latest term.
 
 use std::collections::BTreeMap;

@@ -17,7 +17,7 @@
 //! - *A repeated step refuses its own run.* It finds the id of its run.
 //! - *A clock that is set back allows a slot again.* A run in a later slot than the current one
 //!   refuses, too.
-//! - *An outcome of an earlier run gets into the record of the next.* `Finish` compares the ids.
+//! - *An outcome of an earlier run gets into the record of the next.* `finish` compares the ids.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ impl<'a> Begin<'a> {
         let object = &self.keys.object;
         let args = args![
             self.run.unwrap_or_default(),
-            self.slot.map_or(0, Lease::millis),
+            self.slot,
             self.time_to_live,
             self.host,
             self.by,

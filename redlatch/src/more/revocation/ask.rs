@@ -35,7 +35,7 @@ pub(super) fn ask<'a>(
     let is_for_writer = object.layout() == KeyLayout::Write;
     let millis = |limit: Duration| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
     let limit_ms = limit.map(millis);
-    let mut args = args![object.channel(), i64::from(is_for_writer)];
+    let mut args = args![object.channel(), is_for_writer];
     args.extend(limit_ms.map(Arg::from));
     Step::new(
         script!("../../locks/expire.lua", "ask.lua"),

@@ -1,7 +1,7 @@
 //! Tickets: the hold of a lock moves to another process, as a text. Redisson has nothing like it.
 //!
 //! The hold of a ticket has an owner of its own, which is derived from the text. Its steps are those of every lock:
-//! [`Reassign`](super::reentrant::reassign::Reassign) makes and adopts it, and it is renewed and released like any
+//! [`reassign`](crate::locks::reentrant::reassign::reassign) makes and adopts it, and it is renewed and released like any
 //! other owner. `session/ticket` describes the protocol and what must not happen.
 
 mod text;

@@ -82,7 +82,7 @@ struct RequestedMember<'a> {
 
 impl<'a> RequestedMember<'a> {
     fn channel(&self) -> &'a str {
-        self.member.0.kind.channel(&self.hold_ref.hold)
+        self.member.lock.kind.channel(&self.hold_ref.hold)
     }
 
     fn params(&self, count: u32, waits: bool) -> AcquireParams<'a> {
@@ -155,7 +155,7 @@ impl<'a> MultiLockRequest<'a> {
         if self.may_be_registered
             && !is_settled
             && let Some(left) = self.blocking_member()
-            && let Some(ttl) = left.member.0.kind.waiter_ttl()
+            && let Some(ttl) = left.member.lock.kind.waiter_ttl()
         {
             let terms = left.terms.waiting(Some(ttl));
             left.hold_ref.settle_in_background(terms.trace_lifetime);
@@ -243,7 +243,7 @@ impl<'a> MultiLockRequest<'a> {
             all.skip(batch.start).take(batch.len())
         };
         let requested = |i, one: &RequestedMember<'a>| {
-            let waiter_ttl = one.member.0.kind.waiter_ttl();
+            let waiter_ttl = one.member.lock.kind.waiter_ttl();
             RequestedHold {
                 hold_ref: one.hold_ref,
                 terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
@@ -262,7 +262,7 @@ impl<'a> MultiLockRequest<'a> {
             let step = |_, count| {
                 first
                     .member
-                    .0
+                    .lock
                     .kind
                     .acquire(first.params(count, is_blocking(i)))
             };
@@ -280,7 +280,7 @@ impl<'a> MultiLockRequest<'a> {
                 let params = one.params(held + 1, is_blocking(i));
                 Some(Part {
                     name: one.member.name(),
-                    acquire: one.member.0.kind.acquire(params),
+                    acquire: one.member.lock.kind.acquire(params),
                     undo: hold.kind.undo(hold, held)?,
                 })
             });
@@ -419,8 +419,9 @@ impl Attempt for MultiLockRequest<'_> {
     }
 
     fn queue_kind(&self) -> QueueKind {
-        self.blocking_member()
-            .map_or(QueueKind::Exclusive, |one| one.member.0.kind.spec().queue)
+        self.blocking_member().map_or(QueueKind::Exclusive, |one| {
+            one.member.lock.kind.spec().queue
+        })
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
@@ -443,14 +444,14 @@ impl Attempt for MultiLockRequest<'_> {
     fn excludes_waiters_for(&self) -> Option<Duration> {
         let one = self.blocking_member().filter(|_| self.acquired_all)?;
         // A spin lock publishes nothing when it is released.
-        let publishes = one.member.0.kind.spec().excludes_waiters();
+        let publishes = one.member.lock.kind.spec().excludes_waiters();
         publishes.then(|| one.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
         let member = self.blocking_member()?.member;
         self.tries = self.tries.saturating_add(1);
-        member.0.kind.pause(self.tries - 1)
+        member.lock.kind.pause(self.tries - 1)
     }
 
     fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
@@ -462,7 +463,7 @@ impl Attempt for MultiLockRequest<'_> {
         let blocking = self.blocking_member();
         let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
         |since| match blocking {
-            Some((member, waiting)) => member.0.clone().report(waiting, since),
+            Some((member, waiting)) => member.lock.clone().report(waiting, since),
             None => Box::pin(std::future::ready(())),
         }
     }

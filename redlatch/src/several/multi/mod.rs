@@ -143,7 +143,7 @@ impl MultiLock {
     /// ```
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         let members = validated(&self.members)?;
-        let each = join_all(members.iter().map(|member| member.0.is_held_by(owner))).await;
+        let each = join_all(members.iter().map(|member| member.lock.is_held_by(owner))).await;
         let held: Result<Vec<bool>> = each.into_iter().collect();
         Ok(held?.into_iter().all(|held| held))
     }
@@ -177,7 +177,7 @@ impl AcquireOnce for MultiLock {
         loop {
             let owner = named.unwrap_or_else(Owner::anonymous);
             let hold_refs: Result<Vec<_>> =
-                members.iter().map(|one| one.0.hold_ref(owner)).collect();
+                members.iter().map(|one| one.lock.hold_ref(owner)).collect();
             let hold_refs = hold_refs?;
             for one in &hold_refs {
                 options.set_note(&one.hold);
@@ -185,7 +185,7 @@ impl AcquireOnce for MultiLock {
             }
             let span = tracing::debug_span!(
                 "acquire",
-                lock = first.0.kind.object().full_name(),
+                lock = first.lock.kind.object().full_name(),
                 members = members.len(),
                 owner = owner.number()
             );
@@ -217,7 +217,7 @@ impl AcquireOnce for MultiLock {
 fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = validated(members)?;
     all.sort_by_cached_key(|member| {
-        let object = member.0.kind.object();
+        let object = member.lock.kind.object();
         let later = object.layout() != KeyLayout::Write;
         let address = member.session().store.address();
         (member.order(), object.identity().to_owned(), later, address)

@@ -162,7 +162,7 @@ impl RedLock {
             member.session().background.remember_runtime()?;
         }
         let queries = members.iter().map(|member| async move {
-            let answer = tokio::time::timeout(member_timeout, member.0.is_held_by(owner)).await;
+            let answer = tokio::time::timeout(member_timeout, member.lock.is_held_by(owner)).await;
             answer.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
         });
         let (mut yes, mut errors) = (0, Vec::new());
@@ -207,7 +207,7 @@ fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
 fn queue_name(members: &[Member]) -> String {
     let mut name = String::from("red");
     for member in members {
-        let (object, address) = (member.0.kind.object(), member.session().store.address());
+        let (object, address) = (member.lock.kind.object(), member.session().store.address());
         // The key's length makes the name unambiguous.
         let key = object.identity();
         let _ = write!(name, " {:?} {} {key} {address}", object.layout(), key.len());
@@ -284,7 +284,7 @@ impl AcquireOnce for RedLock {
         };
         let span = tracing::debug_span!(
             "acquire",
-            lock = first.0.kind.object().full_name(),
+            lock = first.lock.kind.object().full_name(),
             members = members.len(),
             owner = owner.number()
         );

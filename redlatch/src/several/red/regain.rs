@@ -148,7 +148,7 @@ impl MemberRequests {
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
-        let requested = match member.0.hold_ref(self.owner) {
+        let requested = match member.lock.hold_ref(self.owner) {
             Ok(hold_ref) => request_member(&member, hold_ref, terms, self.member_timeout).await,
             Err(error) => Err(error),
         };
@@ -158,11 +158,11 @@ impl MemberRequests {
                 self.majority.add(i, guard, &confirmed);
             }
             Ok(None) => tracing::debug!(
-                lock = member.0.kind.object().full_name(),
+                lock = member.lock.kind.object().full_name(),
                 "a member of a RedLock is held"
             ),
             Err(error) => {
-                tracing::debug!(lock = member.0.kind.object().full_name(), %error,
+                tracing::debug!(lock = member.lock.kind.object().full_name(), %error,
                     "a member of a RedLock could not be acquired again");
             }
         }
@@ -175,7 +175,7 @@ impl MemberRequests {
     async fn confirm(&self) -> Vec<bool> {
         let checks = self.majority.held().into_iter().map(|held| async move {
             let (member, hold_ref) = held?;
-            let check = timeout(self.member_timeout, member.0.is_held_by(self.owner));
+            let check = timeout(self.member_timeout, member.lock.is_held_by(self.owner));
             match check.await {
                 Ok(Ok(true)) => Some(()),
                 Ok(Ok(false)) => {

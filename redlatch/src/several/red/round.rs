@@ -66,7 +66,7 @@ pub(super) async fn request_member(
     hold_ref.hold.is_red_lock_member();
     let step = |hold, count| {
         member
-            .0
+            .lock
             .kind
             .acquire(AcquireParams::without_waiting(hold, count, terms.lease))
     };
@@ -111,7 +111,7 @@ impl RedLockRequest<'_> {
         let mut holds = Vec::with_capacity(self.members.len());
         for member in self.members {
             // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
-            let hold_ref = member.0.hold_ref(self.owner)?;
+            let hold_ref = member.lock.hold_ref(self.owner)?;
             self.options.set_note(&hold_ref.hold);
             holds.push((member, hold_ref));
         }

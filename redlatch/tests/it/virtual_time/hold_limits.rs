@@ -47,7 +47,7 @@ async fn waiter_acquires_at_limit<K: OwnedKind>(held: Lock<K>, awaited: Lock<K>)
 async fn waiter_of_any_kind_acquires_at_limit_of_hanging_holder() {
     let [one, other] = embedded_clients();
     let side = |client: &Client| client.read_write_lock("a");
-    // Of another client, of the same client, and for an owner that the caller knows.
+    // Of another client, of the same client, and for an owner that the caller named.
     for awaiting in [&other, &one] {
         waiter_acquires_at_limit(one.lock("a"), awaiting.lock("a")).await;
         waiter_acquires_at_limit(one.fair_lock("b"), awaiting.fair_lock("b")).await;

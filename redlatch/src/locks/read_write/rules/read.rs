@@ -113,7 +113,7 @@ pub(in super::super) fn release<'a>(
     let args = args![
         &*hold.field,
         keep,
-        lease.map_or(0, Lease::millis),
+        lease,
         &*keys.timeouts_prefix,
         hold.object.channel(),
     ];

@@ -34,7 +34,7 @@ impl<'a> Acquire<'a> {
             count,
             &*self.keys.timeouts_prefix,
             owner_of(&hold.field),
-            self.waiter_ttl().map_or(0, Lease::millis),
+            self.waiter_ttl(),
         ];
         let writers = self.blocks_readers_for.map(|_| &*self.keys.writers);
         let decode = move |reply| match reply {
@@ -145,7 +145,7 @@ pub(in super::super) fn release<'a>(
     let mut args = args![
         &*hold.field,
         keep,
-        lease.map_or(0, Lease::millis),
+        lease,
         &*keys.timeouts_prefix,
         hold.object.channel(),
     ];
