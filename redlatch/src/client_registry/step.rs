@@ -32,7 +32,6 @@ pub(crate) struct Setting {
 }
 
 /// Writes the hash of a client.
-#[derive(Clone)]
 pub(crate) struct Write<'a> {
     pub(super) key: &'a str,
     pub(super) ttl: Lease,

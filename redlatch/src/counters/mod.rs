@@ -1,5 +1,5 @@
-//! What is a number under a key: the semaphore and the count-down latch. Here are the steps that they
-//! share. The key does not exist until the number is set.
+//! The semaphore and the count-down latch, whose state is a number under a key, and the steps that
+//! both use. The key does not exist until a client sets the number.
 //!
 //! A counter has no owner, so there is no hold to renew or lose. A step that changes one cannot be
 //! repeated. It is sent once, and if its caller drops it, a background task awaits the answer.

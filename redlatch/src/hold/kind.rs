@@ -34,7 +34,7 @@ pub(crate) enum QueueKind {
     Shared,
 }
 
-/// What is the same for all holds of a kind.
+/// The properties that all holds of a kind share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spec {
     /// The kind of which its metrics are.

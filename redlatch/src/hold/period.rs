@@ -194,6 +194,11 @@ impl Period {
         self.is_asked
     }
 
+    /// Returns how long the store still keeps the hold at least, as far as is known.
+    pub(crate) fn left(&self, now: Instant) -> Duration {
+        self.end.saturating_duration_since(now)
+    }
+
     /// Returns the lease that a re-entry may have: less if the hold was revoked, also if all other guards are released
     /// before the re-entry is answered.
     ///

@@ -215,7 +215,7 @@ impl HoldState {
         now: Instant,
     ) -> Result<HandOver, NotHandedOver> {
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.period.loss.is_none();
-        let remaining = self.period.end.saturating_duration_since(now);
+        let remaining = self.period.left(now);
         let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
         let is_refused = self.ids_are_shared
             || is_needed_elsewhere
@@ -336,7 +336,7 @@ impl HoldState {
             && !self.watchdog.renewing
             && self.watchdog.not_before.is_none();
         match is_known {
-            true => self.period.end.saturating_duration_since(now),
+            true => self.period.left(now),
             false => lease,
         }
     }

@@ -262,9 +262,7 @@ impl LockRequest<'_> {
             }
         }
     }
-}
 
-impl LockRequest<'_> {
     /// Returns the number of the next attempt, if it accepts a grant; else 0. With a fixed lease it does not: the
     /// guard would have less than the lease.
     fn next_number(&self) -> i64 {

@@ -1,4 +1,4 @@
-//! What is built on locks: elections, jobs that run once, tickets, and requests to release.
+//! Elections, jobs that run once, tickets, and requests to release, all built on the locks.
 //!
 //! Jobs that run once are neither held nor waited for: two steps on a record. Tickets and requests to
 //! release add methods to several kinds of lock.

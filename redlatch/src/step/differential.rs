@@ -171,6 +171,14 @@ pub(crate) fn assert_reached<const N: usize>(events: [u32; N]) {
     assert!(!events.contains(&0), "never: {events:?}");
 }
 
+/// Checks that each of these cases occurred: [`assert_reached`] for cases that have names.
+pub(crate) fn assert_covered(covered: &BTreeMap<&str, u32>, cases: &[&str]) {
+    println!("{covered:#?}");
+    for case in cases {
+        assert!(covered.contains_key(case), "{case}");
+    }
+}
+
 /// Returns texts where a token or an epoch may be: numbers at the limits of what can be counted,
 /// and what is no number.
 pub(crate) fn number_texts() -> impl Strategy<Value = String> {

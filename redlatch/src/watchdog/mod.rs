@@ -241,7 +241,7 @@ impl Core {
         }
     }
 
-    /// Begins what is due now. Returns the batches to send, and the holds to release.
+    /// Begins the work that is due now. Returns the batches to send, and the holds to release.
     fn begin(self: &Arc<Core>, store: &Store) -> (Vec<InFlight>, Vec<Arc<Hold>>) {
         let schedule = &mut self.state.lock().schedule;
         let now = Instant::now();

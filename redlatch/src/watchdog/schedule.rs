@@ -255,7 +255,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
         checked.collect()
     }
 
-    /// Returns what is to be done now. The batches count as sent.
+    /// Returns the work that is due now. The watchdog sends the batches, and they count as sent.
     pub(super) fn begin(&mut self, now: Instant, look: &impl Look<H, N>) -> Work<H, N> {
         let mut work = Work {
             batches: Vec::new(),

@@ -110,8 +110,7 @@ fn lua_and_rules_agree() {
                 has_text.set(token::parse_number(&token).is_none());
             }
             Move::Advance { at_least } => {
-                let term = term_key("name");
-                let step = rules::advance_token(&kind.keys, &term, at_least);
+                let step = rules::advance_token(&kind.keys, at_least);
                 // An acquisition can count up from the result.
                 if let Ok(latest) = harness.step(&step).await {
                     assert!(latest <= MAX_TOKEN, "{latest}");
@@ -123,7 +122,7 @@ fn lua_and_rules_agree() {
             }
             Move::SetForeignTerm => harness.set_foreign(&term_key("name"), 5).await,
             Move::Delete => {
-                let step = rules::delete_token(&kind.keys, term_key("name"));
+                let step = rules::delete_token(&kind.keys);
                 harness.step(&step).await.unwrap();
             }
             Move::Current => {

@@ -15,7 +15,7 @@ use crate::hold::{AcquireParams, Spec};
 use crate::locks::reentrant::ReentrantKind;
 use crate::locks::{Guard, HasMinimum, Lock, OwnedKind};
 use crate::metrics::Kind;
-use crate::name::{FencedKeys, ObjectKeys, term_key};
+use crate::name::{FencedKeys, ObjectKeys};
 use crate::step::{Outcome, Step};
 
 /// A lock whose every acquisition returns a *fencing token*, a number greater than the tokens of
@@ -153,7 +153,6 @@ impl Lock<Fenced> {
     /// ```
     pub async fn advance_token(&self, at_least: u64) -> Result<u64> {
         let keys = &self.valid_kind()?.keys;
-        let term = &*term_key(keys.object.key());
         let at_least = match i64::try_from(at_least) {
             Ok(number) if at_least <= MAX_TOKEN => number,
             _ => {
@@ -163,7 +162,7 @@ impl Lock<Fenced> {
                 });
             }
         };
-        let step = rules::advance_token(keys, term, at_least);
+        let step = rules::advance_token(keys, at_least);
         self.session.store.run_idempotent(&step).await
     }
 
@@ -184,12 +183,7 @@ impl Lock<Fenced> {
     pub async fn delete_token(&self) -> Result<bool> {
         let keys = &self.valid_kind()?.keys;
         self.session
-            .run_at_most_once(
-                &keys.object,
-                keys,
-                |keys| rules::delete_token(keys, term_key(keys.object.key())),
-                "deleting a token",
-            )
+            .run_at_most_once(&keys.object, keys, rules::delete_token, "deleting a token")
             .await
     }
 }

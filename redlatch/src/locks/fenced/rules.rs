@@ -18,7 +18,7 @@ use crate::lease::Expiry;
 use crate::locks::reentrant::rules::{try_acquire, wait_outcome};
 use crate::locks::rules::wrong_kind;
 use crate::more::election::{INVALID_EPOCH, Term};
-use crate::name::FencedKeys;
+use crate::name::{FencedKeys, term_key};
 use crate::step::{Outcome, ScriptReply, Step, args, script, unexpected_reply};
 
 /// Acquires the lock for an owner and increments the token, or returns how long another owner may
@@ -88,14 +88,15 @@ fn parse_token(keys: &FencedKeys, reply: ScriptReply) -> Result<u64> {
 
 /// Raises the token to `at_least`, unless it is greater, and to the epoch of the latest term, if
 /// there is one. Raises that epoch, too, unless there is a leader. Returns the resulting token.
-pub(super) fn advance_token<'a>(
-    keys: &'a FencedKeys,
-    term: &'a str,
-    at_least: i64,
-) -> Step<'a, u64> {
+pub(super) fn advance_token(keys: &FencedKeys, at_least: i64) -> Step<'_, u64> {
+    let term = term_key(keys.object.key());
     Step::new(
         script!("numbers.lua", "advance.lua"),
-        [&*keys.token, term, keys.object.key()],
+        [
+            Cow::from(&*keys.token),
+            term.clone().into(),
+            keys.object.key().into(),
+        ],
         args![at_least],
         |reply| parse_token(keys, reply),
         move |keyspace| {
@@ -105,7 +106,7 @@ pub(super) fn advance_token<'a>(
             if token == i64::MAX {
                 return Err(wrong_kind(object, INVALID_TOKEN));
             }
-            let latest_term = keyspace.find::<Term>(term)?;
+            let latest_term = keyspace.find::<Term>(&term)?;
             let latest_term = latest_term.map_or_else(Term::new, |found| found.value.clone());
             let parse = |text: &String| {
                 let epoch = token::parse_epoch(text).filter(|epoch| *epoch < i64::MAX);
@@ -123,7 +124,7 @@ pub(super) fn advance_token<'a>(
                 keyspace.set(&keys.token, latest, None);
             }
             if is_behind && !has_leader {
-                let term: &mut Term = keyspace.find_or_create(term)?;
+                let term: &mut Term = keyspace.find_or_create(&term)?;
                 term.insert("epoch".to_owned(), latest.to_string());
             }
             Ok(token::unsigned(latest))
@@ -133,7 +134,8 @@ pub(super) fn advance_token<'a>(
 
 /// Deletes the token of a free lock, and the latest term of an election: its epochs are tokens of
 /// its lock. Replies whether the lock was free.
-pub(super) fn delete_token(keys: &FencedKeys, term: String) -> Step<'_, bool> {
+pub(super) fn delete_token(keys: &FencedKeys) -> Step<'_, bool> {
+    let term = term_key(keys.object.key());
     Step::new(
         script!("delete.lua"),
         [

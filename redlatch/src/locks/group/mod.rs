@@ -111,11 +111,7 @@ impl HoldKind for Group {
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {
         let lease = None;
-        let left = hold
-            .state()
-            .period
-            .end
-            .saturating_duration_since(Instant::now());
+        let left = hold.state().period.left(Instant::now());
         let params = ReleaseParams { hold, keep, lease };
         let restored_lease = Some(Lease::from_remaining(left));
         Some(rules::release(params, &self.keys, restored_lease))

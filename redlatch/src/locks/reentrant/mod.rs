@@ -142,8 +142,7 @@ impl<K: ReentrantKind> HoldKind for K {
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {
-        let end = hold.state().period.end;
-        let left = end.saturating_duration_since(Instant::now());
+        let left = hold.state().period.left(Instant::now());
         Some(rules::undo(hold, keep, Lease::from_remaining(left)))
     }
 

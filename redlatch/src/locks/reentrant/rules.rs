@@ -102,7 +102,7 @@ pub(crate) fn release<'a>(params: ReleaseParams<'a>, channel: &'a str) -> Step<'
 }
 
 /// Undoes an acquisition: sets the hold count back to `keep`, and the lease to `restored_lease`,
-/// what is left of the previous one.
+/// the rest of the previous one.
 pub(crate) fn undo(hold: &Hold, keep: u32, restored_lease: Lease) -> Step<'_, bool> {
     let lease = None;
     let params = ReleaseParams { hold, keep, lease };

@@ -7,6 +7,7 @@
 //! the request. The interleaving to fear is a request that meets a later holder. So it names the
 //! owner, it is not repeated, and a release by an owner that may acquire the lock again removes it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -27,11 +28,8 @@ const ASKED: i64 = 2;
 /// Asks the holder of a lock to release it. Replies the owner that was asked; `None`: no owner
 /// holds the lock. `limit`: how long its hold may still be renewed, if that is limited. Whole
 /// milliseconds, at most ten years.
-pub(super) fn ask<'a>(
-    object: &'a ObjectKeys,
-    requests: &'a str,
-    limit: Option<Duration>,
-) -> Step<'a, Option<OwnerId>> {
+pub(super) fn ask(object: &ObjectKeys, limit: Option<Duration>) -> Step<'_, Option<OwnerId>> {
+    let requests = object.requests_key();
     let is_for_writer = object.layout() == KeyLayout::Write;
     let millis = |limit: Duration| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
     let limit_ms = limit.map(millis);
@@ -39,7 +37,7 @@ pub(super) fn ask<'a>(
     args.extend(limit_ms.map(Arg::from));
     Step::new(
         script!("../../locks/expire.lua", "ask.lua"),
-        [object.key(), requests],
+        [Cow::from(object.key()), requests.clone().into()],
         args,
         move |reply| match reply {
             ScriptReply::Nil => Ok(None),
@@ -62,8 +60,8 @@ pub(super) fn ask<'a>(
             let now = keyspace.now_ms();
             let last = limit_ms.map_or(NO_LIMIT, |limit| now + limit);
             let lifetime = left + limit.unwrap_or_default() + GRACE;
-            let requests_left = keyspace.remaining(requests).and_then(Expiry::duration);
-            match keyspace.find::<Requests>(requests)? {
+            let requests_left = keyspace.remaining(&requests).and_then(Expiry::duration);
+            match keyspace.find::<Requests>(&requests)? {
                 Some(mut all) if all.value.contains_key(&holder) => {
                     let request = all.value.entry(holder.clone());
                     request.and_modify(|earlier| *earlier = last.min(*earlier));
@@ -71,7 +69,7 @@ pub(super) fn ask<'a>(
                 }
                 _ => {
                     let all: Requests = BTreeMap::from([(holder.clone(), last)]);
-                    keyspace.set(requests, all, Some(lifetime));
+                    keyspace.set(&requests, all, Some(lifetime));
                 }
             }
             keyspace.publish(object.channel(), ASKED);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::ask::ask as ask_step;
+use super::ask::ask;
 use crate::Client;
 use crate::hold::HoldKind;
 use crate::hold::{AcquireParams, Hold};
@@ -81,8 +81,7 @@ fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, ca
         moves(),
         async |harness: &mut Differential, one: &Move| match one.clone() {
             Move::Ask { limit } => {
-                let ask = ask_step(object, &requests, limit.map(time));
-                let _ = harness.step(&ask).await;
+                let _ = harness.step(&ask(object, limit.map(time))).await;
             }
             Move::Acquire {
                 owner,

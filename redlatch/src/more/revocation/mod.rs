@@ -154,17 +154,15 @@ impl<K: Revocable> Lock<K> {
     }
 
     async fn ask_until(&self, limit: Option<Duration>) -> Result<Option<OwnerId>> {
-        let kind = self.valid_kind()?.clone();
-        let (store, object) = (self.session.store.clone(), kind.object().clone());
-        let asking = async move {
-            let requests = kind.object().requests_key();
-            let step = ask(kind.object(), &requests, limit);
-            let (what, progress) = ("asking for a release", Progress::default());
-            let run =
-                store.run_at_most_once(&step, what, Delivery::REQUEST, Duration::ZERO, &progress);
-            Ok(run.await?.reply)
-        };
-        self.session.run_to_completion(&object, asking).await
+        let object = self.valid_kind()?.object();
+        self.session
+            .run_at_most_once(
+                object,
+                object,
+                move |object| ask(object, limit),
+                "asking for a release",
+            )
+            .await
     }
 
     /// Waits until `owner`, mostly the result of [`Lock::ask`], does not hold the lock, at most this long. Returns whether it does not.

@@ -82,9 +82,9 @@ impl Facts {
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Tick,
-    /// The watchdog is told about the hold.
+    /// The client tells the watchdog about the hold.
     Is(u32, Facts),
-    /// The hold ends, and the watchdog is not told.
+    /// The hold ends, and no one tells the watchdog.
     Ended(u32),
     Unwatch(u32),
     MovesTo(u32, u8),
