@@ -8,6 +8,7 @@ use crate::hold::QueueKind;
 use crate::lease::{Expiry, Lease};
 use crate::locks::{AnyLock, Lock, OwnedKind};
 use crate::metrics::{Kind, KindMetrics};
+use crate::name::ObjectKeys;
 use crate::session::{Session, Terms};
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
@@ -40,7 +41,11 @@ impl std::fmt::Debug for Member {
 
 impl Member {
     pub(crate) fn name(&self) -> &str {
-        self.lock.kind.object().name()
+        self.object().name()
+    }
+
+    pub(crate) fn object(&self) -> &Arc<ObjectKeys> {
+        self.lock.kind.object()
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
@@ -49,18 +54,18 @@ impl Member {
 
     /// Returns the key's slot in a cluster.
     pub(crate) fn slot(&self) -> Option<u16> {
-        self.session().store.slot(self.lock.kind.object().key())
+        self.session().store.slot(self.object().key())
     }
 
     /// Returns the slot that the key has or would have in a cluster, so that the order of locks is the
     /// same whether the store is known to have slots or not. The embedded store has none.
     pub(crate) fn order(&self) -> Option<u16> {
-        self.session().store.order(self.lock.kind.object().key())
+        self.session().store.order(self.object().key())
     }
 
     /// Returns whether both are the same lock through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
-        let (one, two) = (self.lock.kind.object(), other.lock.kind.object());
+        let (one, two) = (self.object(), other.object());
         Arc::ptr_eq(self.session(), other.session()) && one == two && one.layout() == two.layout()
     }
 
@@ -73,7 +78,7 @@ impl Member {
     fn excludes(&self, other: &Member) -> bool {
         let shared = |member: &Member| member.lock.kind.spec().queue == QueueKind::Shared;
         !Arc::ptr_eq(self.session(), other.session())
-            && self.lock.kind.object().identity() == other.lock.kind.object().identity()
+            && self.object().identity() == other.object().identity()
             && !(shared(self) && shared(other))
             && self.session().store.address() == other.session().store.address()
     }
@@ -90,10 +95,8 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     // There may be thousands, so each is compared only with those of its name.
     let mut by_identity: HashMap<&str, Vec<&Member>> = HashMap::with_capacity(members.len());
     for member in members {
-        member.lock.kind.object().check()?;
-        let known = by_identity
-            .entry(member.lock.kind.object().identity())
-            .or_default();
+        member.object().check()?;
+        let known = by_identity.entry(member.object().identity()).or_default();
         if known.iter().any(|known| known.is_same(member)) {
             continue;
         }

@@ -185,7 +185,7 @@ impl AcquireOnce for MultiLock {
             }
             let span = tracing::debug_span!(
                 "acquire",
-                lock = first.lock.kind.object().full_name(),
+                lock = first.object().full_name(),
                 members = members.len(),
                 owner = owner.number()
             );
@@ -217,7 +217,7 @@ impl AcquireOnce for MultiLock {
 fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = validated(members)?;
     all.sort_by_cached_key(|member| {
-        let object = member.lock.kind.object();
+        let object = member.object();
         let later = object.layout() != KeyLayout::Write;
         let address = member.session().store.address();
         (member.order(), object.identity().to_owned(), later, address)

@@ -116,7 +116,7 @@ impl Majority {
     /// Records a request for a missing member.
     pub(super) fn begin_request(&self, i: usize) -> RunningWork {
         let member = self.member(i);
-        let running = member.session().background.begin(member.lock.kind.object());
+        let running = member.session().background.begin(member.object());
         let work = running.to_ref();
         let mut requests = self.requests.lock();
         if self.state.load(Ordering::SeqCst) == HELD {

@@ -207,7 +207,7 @@ fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
 fn queue_name(members: &[Member]) -> String {
     let mut name = String::from("red");
     for member in members {
-        let (object, address) = (member.lock.kind.object(), member.session().store.address());
+        let (object, address) = (member.object(), member.session().store.address());
         // The key's length makes the name unambiguous.
         let key = object.identity();
         let _ = write!(name, " {:?} {} {key} {address}", object.layout(), key.len());
@@ -284,7 +284,7 @@ impl AcquireOnce for RedLock {
         };
         let span = tracing::debug_span!(
             "acquire",
-            lock = first.lock.kind.object().full_name(),
+            lock = first.object().full_name(),
             members = members.len(),
             owner = owner.number()
         );

@@ -158,11 +158,11 @@ impl MemberRequests {
                 self.majority.add(i, guard, &confirmed);
             }
             Ok(None) => tracing::debug!(
-                lock = member.lock.kind.object().full_name(),
+                lock = member.object().full_name(),
                 "a member of a RedLock is held"
             ),
             Err(error) => {
-                tracing::debug!(lock = member.lock.kind.object().full_name(), %error,
+                tracing::debug!(lock = member.object().full_name(), %error,
                     "a member of a RedLock could not be acquired again");
             }
         }
