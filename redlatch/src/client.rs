@@ -523,8 +523,8 @@ impl ClientBuilder {
     /// client may continue to pass on those that it has for up to 150 ms.
     ///
     /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
-    /// 64 hand-overs or 5 ms, beside the task that works. Without an answer, permits are released after 10 ms, and the release of
-    /// a lock asks first, for 100 ms at most. Hand-overs end in any case after 50 to 150 ms (random), or after eight of them if
+    /// 64 handoffs or 5 ms, beside the task that works. Without an answer, permits are released after 10 ms, and the release of
+    /// a lock asks first, for 100 ms at most. Handoffs end in any case after 50 to 150 ms (random), or after eight of them if
     /// sections are so long, but not later than after two seconds: not all that wait can be counted, not those that try from time
     /// to time, as `try_lock` in a loop, spin locks and RedLocks do. The next waiter of this client then lets the others go
     /// first, for a few milliseconds. So a request that is repeated ten times a second is granted after three seconds on
@@ -936,7 +936,7 @@ impl ClientBuilder {
             registration,
         );
         session.outage_limit = self.outage_limit;
-        session.hands_over = self.local_hand_over;
+        session.hands_off = self.local_hand_over;
         session.accepts_grants = self.fair_grants;
         Client {
             session: session.share(),

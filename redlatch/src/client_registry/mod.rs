@@ -22,7 +22,7 @@
 //! - *A release waits for the registry.* It only changes the map. `Client::flush` waits for one
 //!   attempt to write.
 //! - *An entry of an earlier hold.* It is removed when the watchdog stops watching the hold period.
-//!   A hold that is a second old is neither handed over nor transferred.
+//!   A hold that is a second old is handed off to no other request.
 //! - *An entry harms its reader.* Texts are cut when they are written and read, fields and hashes
 //!   beyond a size are not read, and what cannot be parsed is missing. The command escapes what it
 //!   prints.

@@ -10,7 +10,7 @@
 //! 4. Requests that leave no trace in the store cannot be counted: `try_lock`, spin locks, RedLocks, and clients of Redisson
 //!    that subscribe at a replica. For them each chain ends after 50 to 150 ms, and then the local waiters *pause* for 2 to
 //!    5 ms. Both times are random, so no request with a period of its own misses the pause again and again. A chain of long
-//!    sections lasts eight hand-overs, but not longer than two seconds. Only locks have such chains: permits are released
+//!    sections lasts eight handoffs, but not longer than two seconds. Only locks have such chains: permits are released
 //!    after sections of 10 ms.
 //!
 //! The pause costs about 4 % of the time, and only of chains: clients without local waiters, and sections of two seconds, have
@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long hand-overs continue after it was known that no other client waits.
+/// How long handoffs continue after it was known that no other client waits.
 const ALONE_FOR: Duration = Duration::from_millis(10);
 
-/// The client asks the store again after this many hand-overs, or after half of that time.
-const HAND_OVERS_PER_ANSWER: u32 = 64;
+/// The client asks the store again after this many handoffs, or after half of that time.
+const HANDOFFS_PER_ANSWER: u32 = 64;
 
 /// How long a chain lasts at most: random between the two.
 const CHAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
@@ -97,16 +97,16 @@ impl Yields {
 
 /// How long the requests of one client may pass a hold or permits on, so that other clients get their turn.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct HandOverLimit {
+pub(crate) struct Chain {
     /// When the store granted them.
     granted_at: Instant,
-    /// How long the chain lasts at most. `None` before the first hand-over.
+    /// How long the chain lasts at most. `None` before the first handoff.
     longest: Option<Duration>,
     /// When the store was asked that has answered last; until then, when it granted them.
     asked_at: Instant,
-    /// Number of hand-overs since then.
-    hand_overs: u32,
-    /// Number of hand-overs since the store granted them.
+    /// Number of handoffs since then.
+    handoffs: u32,
+    /// Number of handoffs since the store granted them.
     turns: u32,
     /// Whether the store is being asked.
     asking: bool,
@@ -114,79 +114,95 @@ pub(crate) struct HandOverLimit {
     others: Option<OtherClients>,
 }
 
-/// A hand-over that is allowed.
+/// How a handoff has to ask the store whether another client waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HandOver {
-    /// Whether to ask the store now whether another client waits: see [`HandOverLimit::answered`].
-    pub(crate) asks: bool,
+enum Asks {
+    No,
+    Beside,
+    First,
 }
 
-/// Why there is no hand-over.
+/// Why there is no handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotHandedOver {
+pub(crate) enum NoHandoff {
     /// The store has to be asked first whether another client waits.
     AskFirst,
     Release,
 }
 
-impl HandOverLimit {
-    pub(crate) fn new(granted_at: Instant) -> HandOverLimit {
-        HandOverLimit {
+impl Chain {
+    pub(crate) fn new(granted_at: Instant) -> Chain {
+        Chain {
             granted_at,
             longest: None,
             asked_at: granted_at,
-            hand_overs: 0,
+            handoffs: 0,
             turns: 0,
             asking: false,
             others: None,
         }
     }
 
-    /// Counts a hand-over, if it is allowed. `can_ask`: whether the release may ask the store first. `released_at`: when the
-    /// release began; an answer to its own question counts however long it took. `random`: returns a fraction.
-    pub(crate) fn hand_over(
+    /// Counts a handoff in the client, if it is allowed. Returns whether to ask the store now whether another client waits: see
+    /// [`Chain::answered`]. `can_ask`: whether the release may ask the store first. `released_at`: when the release began; an
+    /// answer to its own question counts however long it took. `random`: returns a fraction.
+    pub(crate) fn local_handoff(
         &mut self,
         can_ask: bool,
         released_at: Instant,
         random: impl FnOnce() -> f64,
-    ) -> Result<HandOver, NotHandedOver> {
-        self.begin(random);
-        let alone_for = self.alone_for(released_at);
-        let alone_for = alone_for.ok_or(NotHandedOver::Release)?;
-        if alone_for >= ALONE_FOR {
-            return Err(match can_ask {
-                true => NotHandedOver::AskFirst,
-                false => NotHandedOver::Release,
-            });
+    ) -> Result<bool, NoHandoff> {
+        let (next, asks) = self.next(released_at, random).ok_or(NoHandoff::Release)?;
+        match asks {
+            Asks::First if can_ask => return Err(NoHandoff::AskFirst),
+            Asks::First => return Err(NoHandoff::Release),
+            Asks::Beside | Asks::No => *self = next,
         }
-        self.hand_overs += 1;
-        self.turns = self.turns.saturating_add(1);
-        let asks = self.is_due(alone_for) && !self.asking;
+        let asks = asks == Asks::Beside && !self.asking;
         self.asking |= asks;
-        Ok(HandOver { asks })
+        Ok(asks)
     }
 
-    /// Counts a transfer, if it is allowed. Returns the limit for the next owner, and whether the transfer has to ask the
+    /// Counts a handoff in the store, if it is allowed. Returns the chain for the next owner, and whether the step asks the
     /// store if another client waits. `can_ask`: whether the store knows that.
-    pub(crate) fn transfer(
+    pub(crate) fn store_handoff(
         &mut self,
         can_ask: bool,
         now: Instant,
         random: impl FnOnce() -> f64,
-    ) -> Option<(HandOverLimit, bool)> {
-        self.begin(random);
-        let alone_for = self.alone_for(now);
-        let alone_for = alone_for.filter(|time| can_ask || *time < ALONE_FOR)?;
-        let mut next = HandOverLimit {
-            hand_overs: self.hand_overs + 1,
+    ) -> Option<(Chain, bool)> {
+        let (mut next, asks) = self.next(now, random)?;
+        next.asking = false;
+        let asks = match asks {
+            Asks::First if !can_ask => return None,
+            asks => can_ask && asks != Asks::No,
+        };
+        if asks {
+            (next.asked_at, next.handoffs) = (now, 0);
+        }
+        Some((next, asks))
+    }
+
+    /// Returns the chain after a handoff, and how it has to ask. `None`: other clients must get their turn.
+    fn next(&mut self, now: Instant, random: impl FnOnce() -> f64) -> Option<(Chain, Asks)> {
+        self.longest.get_or_insert_with(|| between(CHAIN, random()));
+        if self.others.is_some() || self.is_over(now) {
+            return None;
+        }
+        let next = Chain {
+            handoffs: self.handoffs + 1,
             turns: self.turns.saturating_add(1),
-            asking: false,
             ..*self
         };
-        let asks = can_ask && next.is_due(alone_for);
-        if asks {
-            (next.asked_at, next.hand_overs) = (now, 0);
-        }
+        // How long ago it was known that no other client waits.
+        let alone_for = now.saturating_duration_since(self.asked_at);
+        let asks = if alone_for >= ALONE_FOR {
+            Asks::First
+        } else if next.handoffs >= HANDOFFS_PER_ANSWER || alone_for >= ALONE_FOR / 2 {
+            Asks::Beside
+        } else {
+            Asks::No
+        };
         Some((next, asks))
     }
 
@@ -200,10 +216,6 @@ impl HandOverLimit {
         self.granted_at
     }
 
-    fn begin(&mut self, random: impl FnOnce() -> f64) {
-        self.longest.get_or_insert_with(|| between(CHAIN, random()));
-    }
-
     /// Returns whether the chain has lasted as long as it may.
     fn is_over(&self, now: Instant) -> bool {
         let lasted = now.saturating_duration_since(self.granted_at);
@@ -214,24 +226,13 @@ impl HandOverLimit {
         longest.is_some_and(|longest| lasted >= longest)
     }
 
-    /// Returns how long ago it was known that no other client waits. `None`: they must get their turn.
-    fn alone_for(&self, now: Instant) -> Option<Duration> {
-        let may_continue = self.others.is_none() && !self.is_over(now);
-        may_continue.then(|| now.saturating_duration_since(self.asked_at))
-    }
-
-    /// Returns whether the store has to be asked whether another client waits.
-    fn is_due(&self, alone_for: Duration) -> bool {
-        self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2
-    }
-
-    /// Records the answer to the question that a [`HandOver`] or a release asks. `None`: no other client waits. An answer to an
+    /// Records the answer to the question that a handoff or a release asks. `None`: no other client waits. An answer to an
     /// earlier question than the last one changes nothing.
     pub(crate) fn answered(&mut self, asked_at: Instant, others: Option<OtherClients>) {
         self.asking = false;
         if asked_at >= self.asked_at {
             self.others = others;
-            (self.asked_at, self.hand_overs) = (asked_at, 0);
+            (self.asked_at, self.handoffs) = (asked_at, 0);
         }
     }
 
@@ -335,19 +336,19 @@ mod tests {
         Some(OtherClients { count, in_queue })
     }
 
-    /// Returns whether the store has to be asked beside the next hand-over. `None`: there is none.
-    fn asks(limit: &mut HandOverLimit, now: Instant) -> Option<bool> {
-        Some(limit.hand_over(false, now, || 0.5).ok()?.asks)
+    /// Returns whether the store has to be asked beside the next handoff. `None`: there is none.
+    fn asks(limit: &mut Chain, now: Instant) -> Option<bool> {
+        limit.local_handoff(false, now, || 0.5).ok()
     }
 
-    /// After 64 hand-overs or 5 ms, and then not again until the answer.
+    /// After 64 handoffs or 5 ms, and then not again until the answer.
     #[test]
     fn store_is_asked_regularly_whether_other_clients_wait() {
         let mut now = Instant::now();
-        let mut limit = HandOverLimit::new(now);
+        let mut limit = Chain::new(now);
         for _ in 0..2 {
-            for hand_over in 1..100 {
-                assert_eq!(asks(&mut limit, now), Some(hand_over == 64));
+            for handoff in 1..100 {
+                assert_eq!(asks(&mut limit, now), Some(handoff == 64));
             }
             now += MILLI;
             limit.answered(now, None);
@@ -367,31 +368,28 @@ mod tests {
     #[test]
     fn release_asks_after_long_section() {
         let begin = Instant::now();
-        let mut limit = HandOverLimit::new(begin);
+        let mut limit = Chain::new(begin);
         assert_eq!(asks(&mut limit, begin + 9 * MILLI), Some(true));
         let released_at = begin + 10 * MILLI;
         let [asks, releases] = [true, false].map(|can_ask| {
-            let handed_over = limit.hand_over(can_ask, released_at, || 0.0);
-            handed_over.unwrap_err()
+            let handed_off = limit.local_handoff(can_ask, released_at, || 0.0);
+            handed_off.unwrap_err()
         });
-        assert_eq!(
-            (asks, releases),
-            (NotHandedOver::AskFirst, NotHandedOver::Release)
-        );
+        assert_eq!((asks, releases), (NoHandoff::AskFirst, NoHandoff::Release));
         limit.answered(released_at + MILLI, None);
-        let handed_over = limit.hand_over(true, released_at, || 0.0);
-        assert_eq!(handed_over, Ok(HandOver { asks: false }));
-        // The next section. The question beside the first hand-over is answered later than that of this release.
+        let handed_off = limit.local_handoff(true, released_at, || 0.0);
+        assert_eq!(handed_off, Ok(false));
+        // The next section. The question beside the first handoff is answered later than that of this release.
         let released_at = begin + 30 * MILLI;
         limit.answered(released_at, others(1, false));
         limit.answered(begin + 9 * MILLI, None);
-        let handed_over = limit.hand_over(true, released_at, || 0.0);
-        assert_eq!(handed_over, Err(NotHandedOver::Release));
+        let handed_off = limit.local_handoff(true, released_at, || 0.0);
+        assert_eq!(handed_off, Err(NoHandoff::Release));
     }
 
     /// The chain ends by its time, or if no answer can be had, and asks as often as needed.
     #[test]
-    fn transfers_end_by_time_or_if_the_store_cannot_be_asked() {
+    fn store_handoffs_end_by_time_or_if_the_store_cannot_be_asked() {
         let now = Instant::now();
         for (can_ask, fraction, longest, section) in [
             (true, 0.0, CHAIN[0], ALONE_FOR / 4),
@@ -402,9 +400,10 @@ mod tests {
             (true, 0.0, LONG_CHAIN, LONG_CHAIN / 4),
             (false, 1.0, ALONE_FOR, ALONE_FOR / 4),
         ] {
-            let mut limit = HandOverLimit::new(now);
+            let mut limit = Chain::new(now);
             let (mut elapsed, mut asked) = (Duration::ZERO, 0);
-            while let Some((next, asks)) = limit.transfer(can_ask, now + elapsed, || fraction) {
+            while let Some((next, asks)) = limit.store_handoff(can_ask, now + elapsed, || fraction)
+            {
                 limit = next;
                 elapsed += section;
                 asked += u32::from(asks);
@@ -414,31 +413,34 @@ mod tests {
             assert_eq!(asked, expected * u32::from(can_ask));
             assert_eq!(limit.yields(now + elapsed).pauses, can_ask);
         }
-        let mut limit = HandOverLimit::new(now);
-        for transfers in 1..=2 * HAND_OVERS_PER_ANSWER {
-            let (next, asks) = limit.transfer(true, now, || 0.0).unwrap();
+        let mut limit = Chain::new(now);
+        for handoffs in 1..=2 * HANDOFFS_PER_ANSWER {
+            let (next, asks) = limit.store_handoff(true, now, || 0.0).unwrap();
             limit = next;
-            assert_eq!(asks, transfers % HAND_OVERS_PER_ANSWER == 0);
+            assert_eq!(asks, handoffs % HANDOFFS_PER_ANSWER == 0);
         }
         limit.answered(now, others(1, false));
-        assert!(limit.transfer(true, now, || 0.0).is_none());
+        assert!(limit.store_handoff(true, now, || 0.0).is_none());
     }
 
     #[test]
-    fn hand_overs_end_by_time() {
+    fn local_handoffs_end_by_time() {
         let now = Instant::now();
         for (fraction, longest) in [(0.0, 50), (0.5, 100), (1.0, 150)] {
-            let mut limit = HandOverLimit::new(now);
+            let mut limit = Chain::new(now);
             for passed in 0..longest {
                 let at = now + passed * MILLI;
-                assert!(limit.hand_over(true, at, || fraction).is_ok(), "{passed}");
+                assert!(
+                    limit.local_handoff(true, at, || fraction).is_ok(),
+                    "{passed}"
+                );
                 assert!(!limit.yields(at).pauses);
                 limit.answered(at, None);
             }
             let end = now + longest * MILLI;
             assert_eq!(
-                limit.hand_over(true, end, || fraction),
-                Err(NotHandedOver::Release)
+                limit.local_handoff(true, end, || fraction),
+                Err(NoHandoff::Release)
             );
             assert!(limit.yields(end).pauses);
         }
@@ -448,11 +450,11 @@ mod tests {
     #[test]
     fn only_what_has_passed_on_pauses() {
         let now = Instant::now();
-        let mut limit = HandOverLimit::new(now);
+        let mut limit = Chain::new(now);
         let end = now + LONG_CHAIN;
         assert_eq!(
-            limit.hand_over(true, end, || 0.0),
-            Err(NotHandedOver::Release)
+            limit.local_handoff(true, end, || 0.0),
+            Err(NoHandoff::Release)
         );
         assert_eq!(limit.yields(end), Yields::default());
     }
@@ -467,7 +469,7 @@ mod tests {
             (others(2, false), others(2, false).unwrap(), false),
             (others(2, true), others(2, true).unwrap(), true),
         ] {
-            let mut limit = HandOverLimit::new(now);
+            let mut limit = Chain::new(now);
             asks(&mut limit, now);
             limit.answered(now, answer);
             assert_eq!(limit.yields(now), Yields { to, pauses });

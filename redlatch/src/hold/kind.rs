@@ -50,9 +50,9 @@ pub(crate) struct Spec {
     pub(crate) grants: bool,
     /// Whether a request may take over the hold of another one of this client. If not, each acquisition
     /// needs the store.
-    pub(crate) hands_over: bool,
-    /// Whether there is a [transfer](HoldKind::transfer).
-    pub(crate) transfers: bool,
+    pub(crate) local_handoff: bool,
+    /// Whether a release may [put a waiter](To::Waiter) of this client in the place of the owner.
+    pub(crate) store_handoff: bool,
     /// Whether a full release frees the object, or a part that others can acquire, and publishes that.
     pub(crate) release_frees: bool,
 }
@@ -66,8 +66,8 @@ impl Spec {
             has_owner: true,
             polls: false,
             grants: false,
-            hands_over: false,
-            transfers: false,
+            local_handoff: false,
+            store_handoff: false,
             release_frees: true,
         }
     }
@@ -106,8 +106,8 @@ pub(crate) trait HoldKind: Send + Sync + 'static {
     /// Removes all holds, whichever owner has them. Returns whether there were any.
     fn force(&self) -> Step<'_, bool>;
 
-    /// Passes the object on to a waiter whose hold is of this kind, in one step.
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
+    /// Puts a successor in the place of the owner, in one step.
+    fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
         let _ = params;
         None
     }
@@ -116,13 +116,6 @@ pub(crate) trait HoldKind: Send + Sync + 'static {
     /// wakes it. Releases do not look at that queue.
     fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<Step<'a, ()>> {
         let _ = object;
-        None
-    }
-
-    /// Puts another owner in the place of this one, with hold count 1, in one step. Replies whether the other owner holds
-    /// the object now.
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
-        let _ = params;
         None
     }
 
@@ -236,45 +229,37 @@ impl ReleaseParams<'_> {
     }
 }
 
-/// The arguments of a step that puts another owner in the place of the holder.
-pub(crate) struct ReassignParams<'a> {
-    pub(crate) hold: &'a Hold,
-    /// The other owner as the store knows it.
-    pub(crate) to: String,
-    /// Its lease, which may end earlier than that of the holder.
-    pub(crate) lease: Lease,
-    /// Whether an owner that was asked to release the object is not replaced. Otherwise its request is removed.
-    pub(crate) unless_asked: bool,
-}
-
-impl ReassignParams<'_> {
-    /// Returns the key of the requests in which this has to look, or from which it has to remove the owner.
-    pub(crate) fn requests_key(&self) -> Option<String> {
-        match self.unless_asked {
-            true => Some(self.hold.object.requests_key()),
-            false => self.hold.requests_key(),
-        }
-    }
-}
-
-/// The arguments of a transfer to another owner of the same client.
+/// The arguments of a step that puts a successor in the place of the owner.
 #[derive(Clone, Copy)]
-pub(crate) struct TransferParams<'a> {
+pub(crate) struct HandoffParams<'a> {
     pub(crate) from: &'a Hold,
-    /// The hold of the waiter.
-    pub(crate) to: &'a Hold,
-    /// Lease of the waiter's hold.
+    /// The successor as the store knows it. It has no other hold of the object.
+    pub(crate) successor: &'a str,
+    /// Its lease, which may end earlier than that of the owner.
     pub(crate) lease: Lease,
-    /// Number of this client's subscriptions to the object's channel, if others with a subscription prevent the transfer.
-    pub(crate) own_subscriptions: Option<u32>,
+    pub(crate) to: To,
 }
 
-/// Result of a transfer.
+/// What the successor of an owner is, and so when it takes its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Transferred {
-    /// The waiter holds the object, with hold count 1. A fenced lock returns the token of this acquisition, other kinds 0.
-    ToWaiter { token: u64 },
-    /// The owner still holds the object: other clients wait for it, or it cannot be passed on (none).
+pub(crate) enum To {
+    /// A waiter of the same client, unless the owner was asked to release the object, or other clients wait.
+    Waiter {
+        /// Number of this client's subscriptions to the object's channel. `None`: others are not counted.
+        own_subscriptions: Option<u32>,
+    },
+    /// A ticket, or the owner that adopts one, unless the owner was asked to release the object.
+    Ticket,
+    /// An owner that keeps the object after the release of this one, in any case.
+    Keeper,
+}
+
+/// Result of a handoff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Handoff {
+    /// The successor holds the object, with hold count 1. A waiter for a fenced lock has this token, all others 0.
+    Done { token: u64 },
+    /// The owner still holds the object, because other clients wait for it.
     Kept { others: OtherClients },
     /// The owner did not hold the object. Nothing changed.
     NotHeld,

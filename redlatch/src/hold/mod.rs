@@ -1,7 +1,7 @@
 //! A hold: one owner's possession of one object, from its first acquisition until it is released or
 //! lost. `state` decides, without a clock; this file adds the clock, notifications and turns.
 //!
-//! 1. A *hold period* lasts from the first guard of a hold to its last release. A hand-over begins
+//! 1. A *hold period* lasts from the first guard of a hold to its last release. A handoff begins
 //!    another one.
 //! 2. The end of a hold counts from the instant before its last answered step was sent. Each access
 //!    compares it with the clock, so a hold whose end has passed is lost before any timer has run.
@@ -47,13 +47,11 @@ mod period;
 pub(crate) mod requests;
 mod state;
 
-pub(crate) use fairness::{
-    ASK_LIMIT, HandOver, HandOverLimit, NotHandedOver, OtherClients, Yielding, Yields,
-};
+pub(crate) use fairness::{ASK_LIMIT, Chain, NoHandoff, OtherClients, Yielding, Yields};
 pub use kind::Holder;
 pub(crate) use kind::{
-    AcquireParams, HoldKind, QueueKind, ReassignParams, ReleaseParams, Renewal, Renewed, Share,
-    Spec, TransferParams, Transferred,
+    AcquireParams, Handoff, HandoffParams, HoldKind, QueueKind, ReleaseParams, Renewal, Renewed,
+    Share, Spec, To,
 };
 pub(crate) use limits::{HoldLimits, RunningLimits};
 pub(crate) use period::PeriodId;

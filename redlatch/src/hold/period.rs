@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::fairness::HandOverLimit;
+use super::fairness::Chain;
 use super::limits::{HoldLimits, RunningLimits};
 use crate::error::Loss;
 use crate::lease::Lease;
@@ -61,7 +61,7 @@ pub(crate) struct Period {
     retained_until: Option<Instant>,
     pub(super) loss: Option<Loss>,
     /// How long the requests of this client pass the grant on.
-    pub(crate) chain: HandOverLimit,
+    pub(crate) chain: Chain,
 }
 
 impl Period {
@@ -79,7 +79,7 @@ impl Period {
             revoked_at: None,
             retained_until: None,
             loss: None,
-            chain: HandOverLimit::new(now),
+            chain: Chain::new(now),
         }
     }
 

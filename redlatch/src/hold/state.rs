@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::fairness::{HandOver, NotHandedOver};
+use super::fairness::NoHandoff;
 use super::ledger::Ledger;
 use super::period::{Period, PeriodId};
 use crate::client_registry::RequestInfo;
 use crate::environment::random_fraction;
 use crate::error::Loss;
 use crate::lease::Lease;
+use crate::store::{Delivery, Route};
 
 /// Where the watchdog's schedule has a hold.
 pub(crate) type Place = usize;
@@ -124,10 +125,18 @@ pub(crate) struct HoldSnapshot {
 }
 
 impl HoldSnapshot {
-    /// Returns whether a full release may acquire the object for another owner: the store has this hold, if any, no earlier
-    /// step of it is in flight, and no other client asks for the object.
-    pub(crate) fn allows_transfer(&self) -> bool {
+    /// Returns whether a full release may acquire the object for a waiter: the store has this hold, if any, no earlier step
+    /// of it is in flight, and no other client asks for the object.
+    pub(crate) fn may_pass_on(&self) -> bool {
         !self.is_lost && !self.is_asked && !self.maybe_released && !self.has_attempt_in_flight
+    }
+
+    /// Returns how a release is sent: behind an attempt that may be in flight.
+    pub(crate) fn delivery(&self) -> Delivery {
+        Delivery::on(match self.has_attempt_in_flight {
+            true => Route::Acquisitions,
+            false => Route::Commands,
+        })
     }
 }
 
@@ -207,13 +216,13 @@ impl HoldState {
     /// released instead if a caller has its ids, it is not renewed, it is retained, its owner was
     /// asked to release it, less than half of the lease is left, the store may have lost it or have
     /// another count, or other clients wait.
-    pub(crate) fn hand_over(
+    pub(crate) fn local_handoff(
         &mut self,
         lease: Duration,
         can_ask: bool,
         released_at: Instant,
         now: Instant,
-    ) -> Result<HandOver, NotHandedOver> {
+    ) -> Result<bool, NoHandoff> {
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.period.loss.is_none();
         let remaining = self.period.left(now);
         let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
@@ -223,19 +232,14 @@ impl HoldState {
             || !self.ledger.is_settled()
             || !has_one_guard;
         if is_refused || remaining < lease / 2 {
-            return Err(NotHandedOver::Release);
+            return Err(NoHandoff::Release);
         }
-        let hand_over = self
+        let handoff = self
             .period
             .chain
-            .hand_over(can_ask, released_at, random_fraction)?;
+            .local_handoff(can_ask, released_at, random_fraction)?;
         self.period.pass_on(now);
-        Ok(hand_over)
-    }
-
-    /// Returns whether a full release puts another owner in the place of this one: a ticket, or the keeper of a minimum time.
-    pub(crate) fn has_next_owner(&self, now: Instant) -> bool {
-        self.adopts.is_some() || self.period.retained_for(now).is_some()
+        Ok(handoff)
     }
 
     pub(super) fn snapshot(&self) -> HoldSnapshot {
@@ -276,7 +280,7 @@ impl HoldState {
 
     /// Records that a release of another owner is about to be sent that may acquire the object for this one, with this
     /// lease. Returns the number of this change. `None`: the owner has a hold, or must settle one first.
-    pub(crate) fn begin_transfer(&mut self, lease: Duration) -> Option<u64> {
+    pub(crate) fn begin_handoff(&mut self, lease: Duration) -> Option<u64> {
         let is_idle = self.count == 0 && self.period.loss.is_none() && self.ledger.is_settled();
         is_idle.then(|| {
             self.period.longest = self.period.longest.max(lease);
@@ -286,7 +290,7 @@ impl HoldState {
 
     /// Records that the store has acquired the object for this owner with that change. Returns false if a later change
     /// may have released it.
-    pub(crate) fn accept_transfer(&mut self, change: u64) -> bool {
+    pub(crate) fn accept_handoff(&mut self, change: u64) -> bool {
         let is_latest = self.ledger.is_latest_attempt(change);
         if is_latest {
             self.attempt_answered(change);
@@ -458,7 +462,7 @@ impl HoldState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hold::{HandOverLimit, HoldLimits, OtherClients, Yields};
+    use crate::hold::{Chain, HoldLimits, OtherClients, Yields};
 
     const SECOND: Duration = Duration::from_secs(1);
     /// Of servers that do not report changes.
@@ -548,10 +552,10 @@ mod tests {
         let attempt = state.ledger.begin_attempt();
         state.attempt_answered(attempt);
         let change = state.ledger.begin_attempt();
-        assert!(state.hand_over(10 * SECOND, false, now, now).is_err());
+        assert!(state.local_handoff(10 * SECOND, false, now, now).is_err());
         assert!(state.ledger.must_be_settled());
         state.release_answered(change, false);
-        assert!(state.hand_over(10 * SECOND, false, now, now).is_ok());
+        assert!(state.local_handoff(10 * SECOND, false, now, now).is_ok());
     }
 
     #[test]
@@ -675,13 +679,13 @@ mod tests {
         assert_eq!(state.next_watch(TIMES, now).unwrap().end, now + SECOND);
     }
 
-    /// Also by a hand-over, which begins one.
+    /// Also by a handoff, which begins one.
     #[test]
     fn limits_end_with_hold_period() {
-        let (mut state, now) = transferable();
+        let (mut state, now) = acquired_alone();
         state.period.start_limits(&limited(SECOND), now);
         let later = now + 2 * MILLI;
-        assert!(state.hand_over(LEASE, false, later, later).is_ok());
+        assert!(state.local_handoff(LEASE, false, later, later).is_ok());
         assert_eq!(state.period.next_loss(), (now + LEASE, Loss::LeaseEnded));
         state.period.start_limits(&limited(SECOND), later);
         assert_eq!(state.period.next_loss().0, later + SECOND);
@@ -717,9 +721,9 @@ mod tests {
         // A hold that was handed over is the same in the store.
         let (mut state, now) = held(true);
         let granted_in = state.period.granted_in;
-        state.hand_over(SECOND, false, now, now).unwrap();
+        state.local_handoff(SECOND, false, now, now).unwrap();
         assert!(state.doubt(granted_in) && state.is_doubtful());
-        assert!(state.hand_over(SECOND, false, now, now).is_err());
+        assert!(state.local_handoff(SECOND, false, now, now).is_err());
         // A doubt ends with the hold.
         state.remove_guard(true);
         state.add_guard(now + SECOND, true, now).unwrap();
@@ -768,20 +772,20 @@ mod tests {
     }
 
     #[test]
-    fn transfer_is_accepted_only_as_latest_change() {
+    fn handoff_is_accepted_only_as_latest_change() {
         let begin = || {
             let mut state = acquired();
-            assert_eq!(state.begin_transfer(SECOND), None, "it is held");
+            assert_eq!(state.begin_handoff(SECOND), None, "it is held");
             state.remove_guard(false);
-            assert_eq!(state.begin_transfer(SECOND), None, "it must be settled");
+            assert_eq!(state.begin_handoff(SECOND), None, "it must be settled");
             state.release_answered(state.ledger.latest(), true);
-            let change = state.begin_transfer(60 * SECOND).unwrap();
+            let change = state.begin_handoff(60 * SECOND).unwrap();
             assert!(state.ledger.must_be_settled() && state.period.longest == 60 * SECOND);
             (state, change)
         };
         let (mut state, change) = begin();
-        assert!(state.accept_transfer(change) && !state.ledger.must_be_settled());
-        assert!(!state.accept_transfer(change));
+        assert!(state.accept_handoff(change) && !state.ledger.must_be_settled());
+        assert!(!state.accept_handoff(change));
         for later_step in [
             |state: &mut HoldState| state.ledger.release_unanswered(0),
             |state: &mut HoldState| state.release_answered(state.ledger.latest(), true),
@@ -789,7 +793,7 @@ mod tests {
         ] {
             let (mut state, change) = begin();
             later_step(&mut state);
-            assert!(!state.accept_transfer(change));
+            assert!(!state.accept_handoff(change));
         }
     }
 
@@ -881,10 +885,10 @@ mod tests {
 
     /// The time of the next holder counts from then on.
     #[test]
-    fn handed_over_hold_is_registered_later() {
-        let (mut state, now) = transferable();
+    fn handed_off_hold_is_registered_later() {
+        let (mut state, now) = acquired_alone();
         let later = now + 5 * MILLI;
-        assert!(state.hand_over(LEASE, false, later, later).is_ok());
+        assert!(state.local_handoff(LEASE, false, later, later).is_ok());
         assert_eq!(state.begin_registration(SECOND, now + SECOND), None);
         let begun = state.begin_registration(SECOND, later + SECOND);
         assert_eq!(begun, Some(later));
@@ -939,7 +943,7 @@ mod tests {
     const MILLI: Duration = Duration::from_millis(1);
 
     /// A hold that may pass to another request, and the time of its acquisition.
-    fn transferable() -> (HoldState, Instant) {
+    fn acquired_alone() -> (HoldState, Instant) {
         let now = Instant::now();
         let mut state = HoldState::new(now);
         let attempt = state.ledger.begin_attempt();
@@ -950,12 +954,12 @@ mod tests {
 
     /// Passes a hold on. Returns whether the store is asked; `None` if it has to be released.
     fn asks(state: &mut HoldState, now: Instant) -> Option<bool> {
-        Some(state.hand_over(LEASE, false, now, now).ok()?.asks)
+        state.local_handoff(LEASE, false, now, now).ok()
     }
 
     #[test]
-    fn hand_over_begins_hold_period_of_same_guard() {
-        let (mut state, now) = transferable();
+    fn handoff_begins_hold_period_of_same_guard() {
+        let (mut state, now) = acquired_alone();
         let first = state.held_period();
         assert_eq!(asks(&mut state, now), Some(false));
         assert!(state.held_period() > first);
@@ -983,7 +987,7 @@ mod tests {
             |state| assert!(state.ledger.begin_attempt() > 0),
         ];
         for (i, refuse) in refusals.into_iter().enumerate() {
-            let (mut state, now) = transferable();
+            let (mut state, now) = acquired_alone();
             refuse(&mut state);
             let period = state.period.id;
             assert_eq!(asks(&mut state, now), None, "{i}");
@@ -992,18 +996,18 @@ mod tests {
     }
 
     #[test]
-    fn hold_is_handed_over_while_half_of_lease_is_left() {
-        for (passed, is_handed_over) in [(LEASE / 2, true), (LEASE / 2 + MILLI, false)] {
-            let (mut state, now) = transferable();
+    fn hold_is_handed_off_while_half_of_lease_is_left() {
+        for (passed, is_handed_off) in [(LEASE / 2, true), (LEASE / 2 + MILLI, false)] {
+            let (mut state, now) = acquired_alone();
             // It was known until now that no other client waits.
-            state.period.chain = HandOverLimit::new(now + passed);
-            assert_eq!(asks(&mut state, now + passed).is_some(), is_handed_over);
+            state.period.chain = Chain::new(now + passed);
+            assert_eq!(asks(&mut state, now + passed).is_some(), is_handed_off);
         }
     }
 
     #[test]
     fn hold_is_released_if_other_clients_wait() {
-        let (mut state, now) = transferable();
+        let (mut state, now) = acquired_alone();
         let others = OtherClients {
             count: 3,
             in_queue: true,
@@ -1011,7 +1015,7 @@ mod tests {
         state.period.chain.answered(now, Some(others));
         let yields = state.period.chain.yields(now);
         assert_eq!((yields.to, asks(&mut state, now)), (others, None));
-        // The next grant begins a new chain of hand-overs.
+        // The next grant begins a new chain of handoffs.
         state.remove_guard(true);
         state.release_answered(state.ledger.latest(), true);
         state.add_guard(now + LEASE, true, now).unwrap();

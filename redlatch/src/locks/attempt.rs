@@ -14,10 +14,10 @@ use crate::hold::{AcquireParams, HoldLimits, PeriodId, QueueKind, Share};
 use crate::join::Boxed;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
-use crate::session::{HandedOver, HoldRef, RequestedHold, Terms, TransferredHold};
+use crate::session::{HoldRef, LocalHandoff, RequestedHold, StoreHandoff, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, Limits, Offer, Request, TransferClaim};
+use crate::wait::{Attempt, Claim, Limits, Offer, Request};
 
 impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
@@ -88,7 +88,7 @@ impl AnyLock {
             if let Some(owner) = owner {
                 return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
             }
-            terms.transferable = session.hands_over && terms.renewed && spec.hands_over;
+            terms.local_handoff = session.hands_off && terms.renewed && spec.local_handoff;
             let hold_ref = self.hold_ref_for(Owner::anonymous(), options)?;
             self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
                 .await
@@ -160,7 +160,7 @@ impl AnyLock {
                 may_be_registered: false,
                 in_flight: false,
                 tries: 0,
-                handed_over: None,
+                handed_off: None,
             };
             let waiting = &hold_ref.session.waiting;
             let token = match &span {
@@ -170,10 +170,10 @@ impl AnyLock {
                     Box::pin(acquiring.instrument((**span).clone())).await?
                 }
             };
-            let handed_over = request.handed_over.take();
+            let handed_off = request.handed_off.take();
             drop(request);
-            let handed_over = handed_over.and_then(|handed_over| handed_over.into_hold_ref());
-            let hold_ref = handed_over.unwrap_or(hold_ref);
+            let handed_off = handed_off.and_then(|handed_off| handed_off.into_hold_ref());
+            let hold_ref = handed_off.unwrap_or(hold_ref);
             let _span = span.as_ref().map(|span| span.enter());
             match token {
                 // The snapshot is taken only if the event is enabled.
@@ -201,7 +201,7 @@ struct LockRequest<'a> {
     /// Number of attempts so far.
     tries: u32,
     /// The hold that another request of this client has handed over.
-    handed_over: Option<Box<HandedOver>>,
+    handed_off: Option<Box<LocalHandoff>>,
 }
 
 impl Request for LockRequest<'_> {
@@ -321,13 +321,13 @@ impl Attempt for LockRequest<'_> {
     }
 
     fn takes_offers(&self) -> bool {
-        self.requested.terms.transferable
+        self.requested.terms.local_handoff
     }
 
-    fn claim(&self) -> Option<TransferClaim> {
+    fn claim(&self) -> Option<Claim> {
         let HoldRef { session, hold, .. } = self.requested.hold_ref;
-        let can_transfer = session.hands_over && self.lock.kind.spec().transfers;
-        (can_transfer && !session.store.awaits_replicas()).then(|| TransferClaim {
+        let can_hand_off = session.hands_off && self.lock.kind.spec().store_handoff;
+        (can_hand_off && !session.store.awaits_replicas()).then(|| Claim {
             hold: hold.clone(),
             lease: self.requested.terms.lease,
         })
@@ -339,11 +339,11 @@ impl Attempt for LockRequest<'_> {
 
     fn take(&mut self, offer: Offer) -> Option<(u64, Option<Instant>)> {
         let kind = &self.lock.kind;
-        let offer = match offer.downcast::<TransferredHold>() {
-            Ok(transferred) => {
+        let offer = match offer.downcast::<StoreHandoff>() {
+            Ok(handoff) => {
                 // It may have been claimed for another request of the same owner.
-                let can_transfer = kind.spec().transfers;
-                let taken = can_transfer.then(|| transferred.take(&self.requested));
+                let can_hand_off = kind.spec().store_handoff;
+                let taken = can_hand_off.then(|| handoff.take(&self.requested));
                 let (token, end) = taken??;
                 return Some((token, Some(end)));
             }
@@ -353,16 +353,16 @@ impl Attempt for LockRequest<'_> {
             // It joined the queue after the offer.
             return None;
         }
-        let offer = offer.downcast::<HandedOver>().ok()?;
-        let handed_over = offer.accept(self.share(), self.requested.limits)?;
+        let offer = offer.downcast::<LocalHandoff>().ok()?;
+        let handed_off = offer.accept(self.share(), self.requested.limits)?;
         let excludes = kind.spec().excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
-            let mut state = handed_over.hold()?.state();
+            let mut state = handed_off.hold()?.state();
             state.request = request;
             excludes.then_some(state.period.end)
         };
-        self.handed_over = Some(handed_over);
+        self.handed_off = Some(handed_off);
         Some((0, end))
     }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldLimits, NotHandedOver};
+use crate::hold::{Hold, HoldLimits, NoHandoff};
 use crate::lease::Lease;
 use crate::metrics::GuardTimer;
-use crate::session::{HandedOver, HoldRef, Terms};
+use crate::session::{HoldRef, LocalHandoff, Terms};
 
 /// One count of an acquired hold. Released in the background when dropped.
 pub(crate) struct HoldGuard {
@@ -39,7 +39,7 @@ impl HoldGuard {
     /// Releases it and waits until the store has confirmed it. If that fails or is dropped,
     /// the release continues in the background.
     ///
-    /// If another request of this client waits, it may get the hold instead: see [`HandedOver`].
+    /// If another request of this client waits, it may get the hold instead: see [`LocalHandoff`].
     #[expect(
         clippy::manual_async_fn,
         reason = "an `async fn` stores its arguments twice"
@@ -48,13 +48,13 @@ impl HoldGuard {
         async move {
             // Not a function of its own: the future would be larger.
             let released = 'released: {
-                let mut handed_over = self.hand_over();
-                if handed_over == Err(NotHandedOver::AskFirst) {
+                let mut handed_off = self.hand_off();
+                if handed_off == Err(NoHandoff::AskFirst) {
                     // Boxed: only after long sections.
-                    let asking = HandedOver::offer_after_asking(&self.hold_ref, self.terms);
-                    handed_over = Box::pin(asking).await;
+                    let asking = LocalHandoff::offer_after_asking(&self.hold_ref, self.terms);
+                    handed_off = Box::pin(asking).await;
                 }
-                if handed_over.is_ok() {
+                if handed_off.is_ok() {
                     (self.removed, self.settled) = (true, true);
                     break 'released Ok(());
                 }
@@ -99,7 +99,7 @@ impl HoldGuard {
         ticket: HoldRef,
         lease: Lease,
     ) -> Result<(), (Option<HoldGuard>, Error)> {
-        let moving = self.hold_ref.move_to_ticket(self.terms, &ticket, lease);
+        let moving = self.hold_ref.move_to_ticket(self.terms, ticket, lease);
         match moving.await {
             Ok(Ok(())) => {
                 (self.removed, self.settled) = (true, true);
@@ -126,10 +126,10 @@ impl HoldGuard {
     }
 
     /// Hands the hold over to a waiting request of this client, if it may be.
-    fn hand_over(&self) -> Result<(), NotHandedOver> {
-        match self.terms.transferable {
-            true => HandedOver::offer(&self.hold_ref, self.terms, Instant::now()),
-            false => Err(NotHandedOver::Release),
+    fn hand_off(&self) -> Result<(), NoHandoff> {
+        match self.terms.local_handoff {
+            true => LocalHandoff::offer(&self.hold_ref, self.terms, Instant::now()),
+            false => Err(NoHandoff::Release),
         }
     }
 
@@ -143,12 +143,12 @@ impl HoldGuard {
 impl Drop for HoldGuard {
     fn drop(&mut self) {
         if !self.removed {
-            match self.hand_over() {
+            match self.hand_off() {
                 Ok(()) => return,
-                Err(NotHandedOver::AskFirst) => {
-                    return HandedOver::offer_in_background(&self.hold_ref, self.terms);
+                Err(NoHandoff::AskFirst) => {
+                    return LocalHandoff::offer_in_background(&self.hold_ref, self.terms);
                 }
-                Err(NotHandedOver::Release) => self.remove(),
+                Err(NoHandoff::Release) => self.remove(),
             }
         }
         if !self.settled {

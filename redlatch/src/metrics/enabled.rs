@@ -63,7 +63,7 @@ struct ClientHandles {
     renewal_failures: Counter,
     renewal_margin: Histogram,
     wake_latency: Histogram,
-    hand_over_turns: Histogram,
+    handoff_turns: Histogram,
     batch_size: Histogram,
     subscriptions: Gauge,
     reconnects: Counter,
@@ -103,7 +103,7 @@ impl Metrics {
             renewal_failures: counter!("redlatch.renewal.failures"),
             renewal_margin: histogram!("redlatch.renewal.margin"),
             wake_latency: histogram!("redlatch.wake.latency"),
-            hand_over_turns: histogram!("redlatch.hand_over.turns"),
+            handoff_turns: histogram!("redlatch.hand_over.turns"),
             batch_size: histogram!("redlatch.batch.size"),
             subscriptions: gauge!("redlatch.client.subscriptions"),
             reconnects: counter!("redlatch.client.reconnects"),
@@ -152,7 +152,7 @@ impl Metrics {
     /// Records the release of a hold that has passed on this many times since it was acquired.
     pub(crate) fn chain_ended(&self, turns: u32) {
         if turns > 0 {
-            self.record(|handles| handles.hand_over_turns.record(turns));
+            self.record(|handles| handles.handoff_turns.record(turns));
         }
     }
 

@@ -17,7 +17,7 @@ use crate::hold::{Hold, HoldKind, PeriodId};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::sync::wait_for;
-use crate::wait::TransferClaim;
+use crate::wait::Claim;
 
 impl Session {
     /// Returns a reference to the hold of `owner` on the object of `kind`, which is created if there is none.
@@ -55,7 +55,7 @@ impl Session {
     }
 
     /// Returns a reference to the hold of a claimed waiter, if it is still the latest one of its owner.
-    pub(super) fn claimed(self: &Arc<Self>, claim: &TransferClaim) -> Option<HoldRef> {
+    pub(super) fn claimed(self: &Arc<Self>, claim: &Claim) -> Option<HoldRef> {
         let hold = claim.hold.clone().downcast::<Hold>().ok()?;
         let mut holds = self.holds.lock();
         let entry = holds.get_mut(&(hold.owner, hold.object.clone()))?;
@@ -126,7 +126,7 @@ pub(crate) struct HoldRef {
     pub(crate) session: Arc<Session>,
     pub(crate) hold: Arc<Hold>,
     /// Number of the change with which this reference's guard was removed; 0 before. [`MOVED`] when the reference has
-    /// passed to a [`HandedOver`](super::HandedOver), and is not counted any more.
+    /// passed to a [`LocalHandoff`](super::LocalHandoff), and is not counted any more.
     pub(super) removed_at: AtomicU64,
 }
 

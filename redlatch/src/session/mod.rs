@@ -36,20 +36,17 @@ use crate::wait::WaitQueues;
 use crate::watchdog::Watchdog;
 
 mod acquire;
-mod hand_over;
+mod handoff;
 mod hold_ref;
 mod registry;
 mod settle;
-mod ticket;
-mod transfer;
 
 pub(crate) use acquire::AllOrNone;
-pub(crate) use hand_over::HandedOver;
+pub(crate) use handoff::{LocalHandoff, StoreHandoff};
 #[cfg(test)]
-pub(crate) use hand_over::{Waiting, check_hand_over};
+pub(crate) use handoff::{Waiting, check_handoff};
 pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
-pub(crate) use transfer::TransferredHold;
 
 /// The state of one client that all its primitives share.
 pub(crate) struct Session {
@@ -63,7 +60,7 @@ pub(crate) struct Session {
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Expiry>,
     /// Whether holds and permits pass from one request of this client to the next.
-    pub(crate) hands_over: bool,
+    pub(crate) hands_off: bool,
     /// Whether waiters for a fair lock accept grants.
     pub(crate) accepts_grants: bool,
     holds: Mutex<HoldRegistry>,
@@ -80,8 +77,8 @@ pub(crate) struct Terms {
     pub(crate) renewed: bool,
     /// Whether the owner may already hold it.
     pub(crate) reentrant: bool,
-    /// Whether the hold may pass to another request of this client: see [`HandedOver`].
-    pub(crate) transferable: bool,
+    /// Whether the hold may pass to another request of this client: see [`LocalHandoff`].
+    pub(crate) local_handoff: bool,
     /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
     pub(crate) trace_lifetime: Lease,
 }
@@ -119,7 +116,7 @@ impl Session {
     ) -> Session {
         Session {
             outage_limit: None,
-            hands_over: true,
+            hands_off: true,
             accepts_grants: true,
             id,
             prefix,
@@ -172,7 +169,7 @@ impl Session {
             lease,
             renewed,
             reentrant,
-            transferable: false,
+            local_handoff: false,
             trace_lifetime: lease,
         }
     }

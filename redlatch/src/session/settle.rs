@@ -29,11 +29,9 @@ use super::hold_ref::MOVED;
 use super::{HoldRef, Session, Terms};
 use crate::background::{Tries, WorkRef};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
+use crate::hold::{Hold, HoldSnapshot, ReleaseParams};
 use crate::lease::Lease;
-use crate::owner::Owner;
-use crate::step::Step;
-use crate::store::{AttemptPermit, Delivery, Progress, Route};
+use crate::store::{AttemptPermit, Progress};
 
 /// How long after the end of a lease a release is retried. No flush waits for that: the store has the lock at most until a step
 /// that takes effect late, such as an attempt which a frozen server executes when it continues, has been undone.
@@ -153,38 +151,25 @@ impl HoldRef {
                 return Ok(true);
             }
         }
-        let passes_on = keep == 0 && hold.state().has_next_owner(Instant::now());
         if keep == 0
-            && !passes_on
-            && now.allows_transfer()
-            && let Some(claimed) = self.claim_waiter(hold)
-            // Boxed: most releases find no waiter.
-            && let Some(held) = Box::pin(self.transfer(hold, now, claimed)).await?
+            && let Some(successor) = self.successor(hold, now)
+            // Boxed: most releases have none.
+            && let Some(held) = Box::pin(self.hand_off(hold, now, successor)).await?
         {
             return Ok(held);
         }
         // A hold that was revoked is not extended.
         let lease = (now.is_renewed && !now.is_asked).then(|| session.watchdog.lease());
-        let (step, frees) = self.release_step(hold, keep, lease, passes_on);
-        let store = &session.store;
-        let delivery = Delivery::on(match now.has_attempt_in_flight {
-            true => Route::Acquisitions,
-            false => Route::Commands,
-        });
+        let step = hold.kind.release(ReleaseParams { hold, keep, lease });
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release(keep);
-        let mut serves_queue = false;
-        if keep == 0 {
-            let limit = hold.state().period.chain;
-            let yields = limit.yields(Instant::now());
-            serves_queue = yields.to.in_queue;
-            session.metrics().chain_ended(limit.turns());
-            session.waiting.yield_to(&hold.object, yields);
-        }
+        let serves_queue = keep == 0 && self.end_chain(hold);
+        let frees = keep == 0 && hold.kind.spec().release_frees;
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let answer = store.run(&step, None, delivery, &release.progress).await;
+        let (store, progress) = (&session.store, &release.progress);
+        let answer = store.run(&step, None, now.delivery(), progress).await;
         release.record_result(&answer);
         let answer = answer?;
         let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
@@ -205,43 +190,15 @@ impl HoldRef {
         Ok(held)
     }
 
-    /// Returns the step that sets the hold count in the store, and whether it frees the object. Not within the future,
-    /// which would store what this needs.
-    fn release_step<'a>(
-        &self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-        passes_on: bool,
-    ) -> (Step<'a, bool>, bool) {
-        let next_owner = passes_on.then(|| self.next_owner(hold)).flatten();
-        let reassigning = next_owner.and_then(|(to, lease)| {
-            hold.kind.reassign(ReassignParams {
-                hold,
-                to,
-                lease,
-                unless_asked: false,
-            })
-        });
-        match reassigning {
-            Some(step) => (step, false),
-            None => {
-                let step = hold.kind.release(ReleaseParams { hold, keep, lease });
-                (step, keep == 0 && hold.kind.spec().release_frees)
-            }
-        }
-    }
-
-    /// Returns the owner that a full release puts in the place of this one, and its lease, if the object must not be free:
-    /// the ticket that this hold has not adopted yet, or a *keeper* that no request has, until the minimum time has passed.
-    fn next_owner(&self, hold: &Hold) -> Option<(String, Lease)> {
-        let state = hold.state();
-        if let Some(ticket) = &state.adopts {
-            return Some((ticket.field.to_string(), ticket.lease));
-        }
-        let lease = state.period.retained_for(Instant::now())?;
-        let keeper = self.session.id.owner_id(Owner::anonymous());
-        Some((hold.object.field(keeper.into()), lease))
+    /// Records that the chain of a hold ends with a release: other clients get their turn. Returns whether some of them wait in
+    /// the queue of a fair lock.
+    pub(super) fn end_chain(&self, hold: &Hold) -> bool {
+        let session = &self.session;
+        let limit = hold.state().period.chain;
+        let yields = limit.yields(Instant::now());
+        session.metrics().chain_ended(limit.turns());
+        session.waiting.yield_to(&hold.object, yields);
+        yields.to.in_queue
     }
 
     /// Handles the answer to a release: `reply` is whether the owner held the object. Returns whether it did, or had

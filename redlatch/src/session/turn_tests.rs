@@ -25,7 +25,7 @@ type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 enum Check {
     /// Because of a message during the acquisition.
     AfterMessage,
-    /// Beside the hand-overs of a chain.
+    /// Beside the handoffs of a chain.
     OfChain,
     /// Because the holder waits for requests to release.
     ForRequests,
@@ -54,7 +54,7 @@ impl Check {
                 session.verify_hold(&hold.object, Some(&hold)).await;
             }),
             Check::OfChain => {
-                Box::pin(async move { session.check_hand_over(&hold.object, &hold).await })
+                Box::pin(async move { session.check_handoff(&hold.object, &hold).await })
             }
             Check::ForRequests => Box::pin(guard.asked()),
             Check::ByReader => {
@@ -74,7 +74,7 @@ enum Replace {
     /// The release of a lock with a minimum time.
     Keeper,
     Transfer,
-    HandOver,
+    Handoff,
 }
 
 const REPLACES: [Replace; 5] = [
@@ -82,7 +82,7 @@ const REPLACES: [Replace; 5] = [
     Replace::Release,
     Replace::Keeper,
     Replace::Transfer,
-    Replace::HandOver,
+    Replace::Handoff,
 ];
 
 async fn run_others() {
@@ -105,7 +105,7 @@ async fn check_behind_step(replace: Replace, check: Check, step: Duration, check
     }
     let waiter = match replace {
         Replace::Transfer => Some(lock.lock().owner(Owner::new())),
-        Replace::HandOver => Some(lock.lock()),
+        Replace::Handoff => Some(lock.lock()),
         _ => None,
     };
     let waiter = waiter.map(|waiter| tokio::spawn(waiter.into_future()));

@@ -30,9 +30,7 @@ use tokio::time::Instant;
 
 use super::refusals::{Coverage, Dump, Run, refusing_source};
 use crate::error::{Error, Result};
-use crate::hold::{
-    Hold, HoldKind, ReassignParams, ReleaseParams, Renewed, TransferParams, Transferred,
-};
+use crate::hold::{Handoff, HandoffParams, Hold, HoldKind, ReleaseParams, Renewed, To};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::locks::Holder;
@@ -204,25 +202,42 @@ pub(crate) fn number_texts() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A transfer from one owner to another.
+/// A handoff from one owner to another.
 #[derive(Debug, Clone)]
-pub(crate) struct TransferMove {
+pub(crate) struct HandoffMove {
     from: u8,
-    to: u8,
+    successor: u8,
     lease: u32,
-    own_subscriptions: Option<u32>,
+    pub(crate) to: To,
 }
 
-impl TransferMove {
-    /// Returns transfers among three owners.
-    pub(crate) fn any() -> impl Strategy<Value = TransferMove> {
+impl HandoffMove {
+    /// Returns handoffs to any successor.
+    pub(crate) fn any() -> impl Strategy<Value = HandoffMove> {
+        prop_oneof![4 => HandoffMove::to_waiter(), 3 => HandoffMove::to_no_waiter()]
+    }
+
+    /// Returns handoffs among three owners, as of waiters.
+    pub(crate) fn to_waiter() -> impl Strategy<Value = HandoffMove> {
         let own_subscriptions = prop_oneof![Just(None), Just(Some(0)), Just(Some(1))];
         let parts = (0..3u8, 1..3u8, 1..4u32, own_subscriptions);
-        parts.prop_map(|(from, next, lease, own_subscriptions)| TransferMove {
+        parts.prop_map(|(from, next, lease, own_subscriptions)| HandoffMove {
             from,
-            to: (from + next) % 3,
+            successor: (from + next) % 3,
             lease,
-            own_subscriptions,
+            to: To::Waiter { own_subscriptions },
+        })
+    }
+
+    /// Returns handoffs of three owners to tickets and keepers, one of them the successor of earlier ones.
+    pub(crate) fn to_no_waiter() -> impl Strategy<Value = HandoffMove> {
+        let to = prop_oneof![Just(To::Ticket), Just(To::Keeper)];
+        let parts = (0..3u8, 0..4u8, 1..4u32, to);
+        parts.prop_map(|(from, successor, lease, to)| HandoffMove {
+            from,
+            successor,
+            lease,
+            to,
         })
     }
 }
@@ -452,23 +467,24 @@ impl Differential {
         self.step(&step).await.unwrap()[0].is_held()
     }
 
-    /// Releases a hold down to `keep`. With `lease_multiple` 0, leaves the lease unchanged.
-    pub(crate) async fn transfer(
+    /// Puts a successor in the place of an owner. `hold`: the hold of an owner.
+    pub(crate) async fn handoff(
         &mut self,
-        transfer: &TransferMove,
+        handoff: &HandoffMove,
         hold: impl Fn(u8) -> Hold,
-    ) -> Result<Transferred> {
-        let (from, to) = (hold(transfer.from), hold(transfer.to));
-        let params = TransferParams {
+    ) -> Result<Handoff> {
+        let (from, successor) = (hold(handoff.from), hold(handoff.successor));
+        let params = HandoffParams {
             from: &from,
-            to: &to,
-            lease: lease(transfer.lease),
-            own_subscriptions: transfer.own_subscriptions,
+            successor: &successor.field,
+            lease: lease(handoff.lease),
+            to: handoff.to,
         };
-        let step = to.kind.transfer(params).expect("a transfer");
+        let step = successor.kind.handoff(params).expect("a handoff");
         self.step(&step).await
     }
 
+    /// Releases a hold down to `keep`. With `lease_multiple` 0, leaves the lease unchanged.
     pub(crate) async fn release(
         &mut self,
         hold: &Hold,
@@ -477,24 +493,6 @@ impl Differential {
     ) -> Result<bool> {
         let lease = (lease_multiple > 0).then(|| lease(lease_multiple));
         let step = hold.kind.release(ReleaseParams { hold, keep, lease });
-        self.step(&step).await
-    }
-
-    /// Puts the owner of `to` in the place of another one.
-    pub(crate) async fn reassign(
-        &mut self,
-        hold: &Hold,
-        to: &Hold,
-        lease_multiple: u32,
-        unless_asked: bool,
-    ) -> Result<bool> {
-        let params = ReassignParams {
-            hold,
-            to: to.field.to_string(),
-            lease: lease(lease_multiple),
-            unless_asked,
-        };
-        let step = hold.kind.reassign(params).expect("a step");
         self.step(&step).await
     }
 
@@ -829,7 +827,7 @@ macro_rules! compare_by_debug {
 }
 
 compare_by_debug!(
-    Transferred,
+    Handoff,
     (),
     (bool, Waiting),
     bool,

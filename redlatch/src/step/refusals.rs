@@ -416,7 +416,7 @@ fn each_directory_with_scripts_has_a_differential_test() {
     let others = [
         "hold/fair_waiters.lua",
         "locks/expire.lua",
-        "session/check_hand_over.lua",
+        "session/handoff/check_handoff.lua",
     ];
     assert_eq!(without, others.map(|file| root.join(file)));
 }

@@ -16,7 +16,7 @@
 //!    acquisition and one release.
 //! 6. If the store cannot be reached, all waiters for the object fail together.
 //! 7. A request of this client that releases the object may offer its hold to the first waiter,
-//!    which takes it instead of sending a request (`session/hand_over`).
+//!    which takes it instead of sending a request (`session/handoff`).
 //!
 //! The limits in `limits` apply to the whole request. At the wait limit the request is dropped,
 //! even during an outage, and steps that may be in flight are settled as after any drop. An outage
@@ -57,7 +57,7 @@ pub(crate) use limits::{Limits, Request};
 use queue::{Next, ROUNDING, Turn};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
-pub(crate) use waiter::{ClaimedWaiter, Offer, TransferClaim, WaitQueues, private_object};
+pub(crate) use waiter::{Claim, ClaimedWaiter, Offer, WaitQueues, private_object};
 
 /// How long the first waiter of a queue waits before that is logged. Not shorter than the default
 /// lease: the lock of a holder that died is free by then.
@@ -113,7 +113,7 @@ pub(crate) trait Attempt: Send {
 
     /// Returns what a release of this client needs to know to acquire the object for this request.
     /// `None`: it cannot, or this takes over holds.
-    fn claim(&self) -> Option<TransferClaim> {
+    fn claim(&self) -> Option<Claim> {
         None
     }
 

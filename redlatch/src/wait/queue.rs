@@ -76,7 +76,7 @@ pub(super) struct Queue<W, O, C> {
     /// earlier.
     stale_since: Option<Instant>,
     /// Since when the step of a release that has claimed a waiter is in flight.
-    transferred_since: Option<Instant>,
+    handoff_since: Option<Instant>,
     /// When the object was first released, or may have been, since the last request was sent.
     maybe_released_at: Option<Instant>,
     /// Whether the connection broke since then: the message of a later release may be missed, too.
@@ -425,7 +425,7 @@ impl<W, O, C> Queue<W, O, C> {
             share: None,
             answered: false,
             stale_since: None,
-            transferred_since: None,
+            handoff_since: None,
             maybe_released_at: None,
             disconnected: false,
             message: 0,
@@ -475,7 +475,7 @@ impl<W, O, C> Queue<W, O, C> {
             // out, they have to.
             let idle = Queue {
                 relies: self.relies,
-                transferred_since: self.transferred_since,
+                handoff_since: self.handoff_since,
                 maybe_released_at: self.stale_since.or(self.maybe_released_at),
                 disconnected: self.disconnected,
                 ..Queue::new()
@@ -601,46 +601,44 @@ impl<W, O, C> Queue<W, O, C> {
     }
 
     /// Records that the step is sent that acquires the object for a claimed waiter.
-    pub(super) fn transfer_started(&mut self, now: Instant) {
-        self.transferred_since = Some(now);
+    pub(super) fn handoff_started(&mut self, now: Instant) {
+        self.handoff_since = Some(now);
     }
 
     /// Offers the object that was acquired for a claimed waiter by the step sent then. Returns what
     /// to wake and what to drop, as [`Queue::offer`] does; the offer itself if no waiter is left.
-    pub(super) fn transferred(
+    pub(super) fn handed_off(
         &mut self,
         sent_at: Option<Instant>,
         offer: O,
         now: Instant,
     ) -> (Option<W>, Vec<O>) {
         if self.places.is_empty() {
-            self.transfer_ended(sent_at);
+            self.handoff_ended(sent_at);
             return (None, vec![offer]);
         }
-        self.end_transfer(sent_at);
+        self.end_handoff(sent_at);
         self.answered = true;
         self.offer(offer, Share::Whole, now)
     }
 
     /// Records that the step has ended in another way: the object may have been released, if it was
     /// sent.
-    pub(super) fn transfer_ended(&mut self, sent_at: Option<Instant>) {
-        if self.end_transfer(sent_at) {
+    pub(super) fn handoff_ended(&mut self, sent_at: Option<Instant>) {
+        if self.end_handoff(sent_at) {
             self.maybe_released_at = self.maybe_released_at.or(sent_at);
         }
     }
 
-    /// Returns false if another transfer was sent, or none.
-    fn end_transfer(&mut self, sent_at: Option<Instant>) -> bool {
-        let transferred = &mut self.transferred_since;
-        transferred
-            .take_if(|since| Some(*since) == sent_at)
-            .is_some()
+    /// Returns false if another handoff was sent, or none.
+    fn end_handoff(&mut self, sent_at: Option<Instant>) -> bool {
+        let handoff = &mut self.handoff_since;
+        handoff.take_if(|since| Some(*since) == sent_at).is_some()
     }
 
     /// Returns whether the step of a release that has claimed a waiter is in flight.
-    pub(super) fn is_transferred(&self) -> bool {
-        self.transferred_since.is_some()
+    pub(super) fn has_handoff_in_flight(&self) -> bool {
+        self.handoff_since.is_some()
     }
 
     /// Lets other clients go first before the next request, which follows a release of this client.
@@ -752,11 +750,7 @@ impl<W, O, C> Queue<W, O, C> {
     /// Returns since when the latest answer is out of date, if it is: an object was released, or a
     /// request is in flight.
     fn outdated_at(&self) -> Option<Instant> {
-        let since = [
-            self.stale_since,
-            self.transferred_since,
-            self.maybe_released_at,
-        ];
+        let since = [self.stale_since, self.handoff_since, self.maybe_released_at];
         since.into_iter().flatten().min()
     }
 

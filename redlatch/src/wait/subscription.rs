@@ -391,7 +391,7 @@ impl ChannelEntry {
         self.idle.push_back(object.clone());
         for _ in MAX_IDLE..self.idle.len() {
             match self.idle.pop_front() {
-                Some(oldest) if oldest.lock().queues.exclusive().is_transferred() => {
+                Some(oldest) if oldest.lock().queues.exclusive().has_handoff_in_flight() => {
                     self.idle.push_back(oldest)
                 }
                 Some(oldest) => self.forget(&oldest),

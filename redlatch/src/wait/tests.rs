@@ -142,9 +142,9 @@ impl Attempt for Scripted {
         self.takes_offers
     }
 
-    fn claim(&self) -> Option<TransferClaim> {
+    fn claim(&self) -> Option<Claim> {
         let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
-        self.can_be_claimed.then_some(TransferClaim { hold, lease })
+        self.can_be_claimed.then_some(Claim { hold, lease })
     }
 
     fn doubt(&mut self) {

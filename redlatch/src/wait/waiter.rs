@@ -53,7 +53,7 @@ pub(super) struct ObjectQueues {
     state: Mutex<ObjectState>,
 }
 
-type ClientQueues = Queues<Waker, Counted<Offer>, TransferClaim>;
+type ClientQueues = Queues<Waker, Counted<Offer>, Claim>;
 
 #[derive(Debug)]
 pub(super) struct ObjectState {
@@ -67,7 +67,7 @@ pub(crate) type Offer = Box<dyn Any + Send>;
 
 /// What a release of this client needs to know to acquire the object for a waiter.
 #[derive(Debug)]
-pub(crate) struct TransferClaim {
+pub(crate) struct Claim {
     /// The waiter's hold.
     pub(crate) hold: Arc<dyn Any + Send + Sync>,
     pub(crate) lease: Lease,
@@ -85,7 +85,7 @@ pub(super) struct Waiter {
 
 /// The first waiter of a queue, claimed by a release that sends a request for it.
 pub(crate) struct ClaimedWaiter {
-    pub(crate) claim: TransferClaim,
+    pub(crate) claim: Claim,
     /// When the request was sent, if it was. Then dropping this means that the object may have been
     /// released.
     sent_at: Option<Instant>,
@@ -98,7 +98,7 @@ impl ClaimedWaiter {
     pub(crate) fn request_started(&mut self) {
         let mut state = self.object.lock();
         let now = Instant::now();
-        state.queues.exclusive().transfer_started(now);
+        state.queues.exclusive().handoff_started(now);
         self.sent_at = Some(now);
     }
 
@@ -107,7 +107,7 @@ impl ClaimedWaiter {
         let sent_at = self.sent_at.take();
         let outdated = self.queues.change(&self.object, |queues| {
             let queue = queues.exclusive();
-            Some(queue.transferred(sent_at, offer, Instant::now()))
+            Some(queue.handed_off(sent_at, offer, Instant::now()))
         });
         drop(outdated);
     }
@@ -116,7 +116,7 @@ impl ClaimedWaiter {
 impl Drop for ClaimedWaiter {
     fn drop(&mut self) {
         let mut state = self.object.lock();
-        state.queues.exclusive().transfer_ended(self.sent_at);
+        state.queues.exclusive().handoff_ended(self.sent_at);
     }
 }
 
@@ -347,7 +347,7 @@ impl Waiter {
     /// Accesses the queue of this waiter.
     pub(super) fn queue<T>(
         &self,
-        access: impl FnOnce(&mut Queue<Waker, Counted<Offer>, TransferClaim>) -> T,
+        access: impl FnOnce(&mut Queue<Waker, Counted<Offer>, Claim>) -> T,
     ) -> T {
         access(self.object.lock().queues.queue(self.kind))
     }

@@ -111,7 +111,7 @@ impl Attempt for PermitsRequest<'_> {
     }
 
     fn takes_offers(&self) -> bool {
-        self.semaphore.session.hands_over
+        self.semaphore.session.hands_off
     }
 
     fn share(&self) -> Share {

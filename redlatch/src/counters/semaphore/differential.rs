@@ -8,7 +8,7 @@ use super::rules;
 use crate::counters;
 use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::session::check_hand_over;
+use crate::session::check_handoff;
 use crate::step::Outcome;
 use crate::step::differential::{assert_equivalent, assert_reached, lease, time};
 
@@ -19,7 +19,7 @@ enum Move {
     Add { permits: i32, if_exists: bool },
     Drain,
     Read,
-    CheckHandOver,
+    CheckHandoff,
     Delete,
     Advance { time: u32 },
     SetHuge,
@@ -40,7 +40,7 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(permits, if_exists)| Move::Add { permits, if_exists }),
         1 => Just(Move::Drain),
         2 => Just(Move::Read),
-        1 => Just(Move::CheckHandOver),
+        1 => Just(Move::CheckHandoff),
         1 => Just(Move::Delete),
         4 => (1..3u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::SetHuge),
@@ -95,8 +95,8 @@ fn lua_and_rules_agree() {
             Move::Read => {
                 harness.step(&counters::read(&object)).await.unwrap();
             }
-            Move::CheckHandOver => {
-                let step = check_hand_over(&object, None);
+            Move::CheckHandoff => {
+                let step = check_handoff(&object, None);
                 harness.step(&step).await.unwrap();
             }
             Move::Delete => {

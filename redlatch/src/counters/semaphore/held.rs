@@ -1,6 +1,6 @@
 //! Acquired permits, and their release.
 //!
-//! Permits pass from one request of the client to the next as holds do (`session/hand_over`). Those
+//! Permits pass from one request of the client to the next as holds do (`session/handoff`). Those
 //! of an expirable semaphore are a hold. Those of a semaphore have none, so the limit of the chain
 //! moves with them. Invariant: a permit that the store has granted is in one guard, in one offer,
 //! or being released. What must not happen, and what prevents it:
@@ -33,7 +33,7 @@ use super::rules;
 use crate::background::{Tries, WorkRef};
 use crate::environment::random_fraction;
 use crate::error::{Error, Result};
-use crate::hold::{HandOver, HandOverLimit, Share};
+use crate::hold::{Chain, Share};
 use crate::locks::Held;
 use crate::metrics::{GuardTimer, Kind};
 use crate::name::ObjectKeys;
@@ -57,15 +57,15 @@ pub(crate) struct HeldPermits {
     timer: Option<GuardTimer>,
 }
 
-/// The limit of the hand-overs of these permits.
-type PermitChain = Arc<Mutex<HandOverLimit>>;
+/// The limit of the handoffs of these permits.
+type PermitChain = Arc<Mutex<Chain>>;
 
 /// Permits between a released guard and the request that takes them over. Dropping them releases them in the background.
 pub(super) struct OfferedPermits {
     /// Without a chain: they are not offered again.
     held: HeldPermits,
     chain: PermitChain,
-    /// Whether the store has to be asked beside the hand-over.
+    /// Whether the store has to be asked beside the handoff.
     asks: bool,
 }
 
@@ -142,9 +142,9 @@ impl HeldPermits {
         if let Some(pending) = &mut self.pending {
             pending.node = None;
         }
-        let hands_over = |pending: &PendingRelease| pending.session.hands_over;
-        if self.pending.as_ref().is_some_and(hands_over) {
-            let limit = HandOverLimit::new(Instant::now());
+        let hands_off = |pending: &PendingRelease| pending.session.hands_off;
+        if self.pending.as_ref().is_some_and(hands_off) {
+            let limit = Chain::new(Instant::now());
             self.chain = Some(Arc::new(Mutex::new(limit)));
         }
     }
@@ -161,18 +161,17 @@ impl HeldPermits {
 
     /// Hands the permits over to a waiting request of this client, if they may be. Afterwards they are not held any more, or
     /// have to be released.
-    fn hand_over(&mut self) -> bool {
+    fn hand_off(&mut self) -> bool {
         let chain = self.chain.take().filter(|_| self.exists());
         let session = self.pending.as_ref().map(|pending| pending.session.clone());
         let (Some(chain), Some(session)) = (chain, session) else {
             return false;
         };
         let (object, share) = (self.object.clone(), self.share());
-        let offered = session.hand_over(&object, share, |can_ask| {
-            let HandOver { asks } =
-                chain
-                    .lock()
-                    .hand_over(can_ask, Instant::now(), random_fraction)?;
+        let offered = session.offer(&object, share, |can_ask| {
+            let asks = chain
+                .lock()
+                .local_handoff(can_ask, Instant::now(), random_fraction)?;
             let held = HeldPermits {
                 pending: self.pending.take(),
                 permits: self.permits,
@@ -214,7 +213,7 @@ impl Held for HeldPermits {
 
 impl HeldPermits {
     async fn release_once(&mut self) -> Result<()> {
-        if self.hand_over() {
+        if self.hand_off() {
             return Ok(());
         }
         let Some(mut pending) = self.pending.take() else {
@@ -292,7 +291,7 @@ impl SemaphorePermits {
 
 impl Drop for HeldPermits {
     fn drop(&mut self) {
-        if self.hand_over() {
+        if self.hand_off() {
             return;
         }
         if let Some(pending) = self.pending.take() {

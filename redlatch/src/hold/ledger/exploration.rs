@@ -327,11 +327,11 @@ impl State {
             }
             // A repetition finds that the other owner does not hold it any more.
             Step::Transfer { .. } => {
-                let transfers = grants && !self.transferred;
-                if transfers {
+                let hands_off = grants && !self.transferred;
+                if hands_off {
                     (self.stored, self.transferred) = (1, true);
                 }
-                transfers
+                hands_off
             }
             // A repetition finds the ticket.
             Step::Ticket { .. } => {

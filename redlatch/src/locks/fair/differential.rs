@@ -11,15 +11,15 @@ use super::Fair;
 use super::rules;
 use crate::error::Result;
 use crate::hold::HoldKind as _;
-use crate::hold::{AcquireParams, Hold, ReleaseParams, Transferred};
+use crate::hold::{AcquireParams, Handoff, Hold, ReleaseParams, To};
 use crate::lease::Lease;
 use crate::locks::Reentrant;
 use crate::name::CandidateKeys;
 use crate::observe::inspect::{ObjectState, Waiter, inspect_names};
-use crate::session::check_hand_over;
+use crate::session::check_handoff;
 use crate::step::Outcome;
 use crate::step::differential::{
-    Differential, TransferMove, assert_covered, assert_equivalent_times, hold, lease, time,
+    Differential, HandoffMove, assert_covered, assert_equivalent_times, hold, lease, time,
 };
 
 #[derive(Debug, Clone)]
@@ -37,11 +37,6 @@ enum Move {
     GiveUp {
         place: usize,
     },
-    Reassign {
-        owner: u8,
-        to: u8,
-        lease: u32,
-    },
     Renew {
         owner: u8,
         lease: u32,
@@ -51,8 +46,8 @@ enum Move {
     },
     Force,
     /// Steps of another kind of lock with the same key.
-    Transfer(TransferMove),
-    CheckHandOver {
+    Handoff(HandoffMove),
+    CheckHandoff {
         owner: u8,
     },
     /// A release of that kind, and the step behind it.
@@ -119,13 +114,12 @@ fn moves() -> impl Strategy<Value = Move> {
         20 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release(ReleaseMove { owner, keep, lease })),
         6 => (0..3usize).prop_map(|place| Move::GiveUp { place }),
-        5 => (owner.clone(), 0..=OWNERS, lease.clone())
-            .prop_map(|(owner, to, lease)| Move::Reassign { owner, to, lease }),
+        5 => HandoffMove::to_no_waiter().prop_map(Move::Handoff),
         3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         5 => (1..10u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::Force),
-        7 => TransferMove::any().prop_map(Move::Transfer),
-        2 => (0..OWNERS).prop_map(|owner| Move::CheckHandOver { owner }),
+        7 => HandoffMove::to_waiter().prop_map(Move::Handoff),
+        2 => (0..OWNERS).prop_map(|owner| Move::CheckHandoff { owner }),
         6 => (0..OWNERS).prop_map(|owner| Move::ServeQueue { owner }),
         1 => Just(Move::Inspect),
         4 => (0..2u8 << OWNERS).prop_map(Move::Subscribe),
@@ -273,18 +267,6 @@ fn lua_and_rules_agree() {
                     }
                 }
             }
-            Move::Reassign {
-                owner,
-                to,
-                lease: n,
-            } => {
-                let reassigned = harness
-                    .reassign(&hold_of(*owner), &hold_of(*to), *n, false)
-                    .await;
-                if let (Ok(true), 1..) = (reassigned, queue.len()) {
-                    record("another owner replaced the holder while waiters were queued");
-                }
-            }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&hold_of(*owner), *n).await;
             }
@@ -301,19 +283,27 @@ fn lua_and_rules_agree() {
                 let force = rules::force(keys, grace());
                 let _ = harness.step(&force).await;
             }
-            Move::Transfer(transfer) => {
-                let transferred = harness.transfer(transfer, plain_hold_of).await;
-                if let Ok(Transferred::Kept { others }) = transferred
-                    && others.in_queue
-                {
-                    record("a transfer left the lock to the queue");
+            Move::Handoff(handoff) => {
+                let to_waiter = matches!(handoff.to, To::Waiter { .. });
+                let hold = |owner| match to_waiter {
+                    true => plain_hold_of(owner),
+                    false => hold_of(owner),
+                };
+                match harness.handoff(handoff, hold).await {
+                    Ok(Handoff::Done { .. }) if !to_waiter && !queue.is_empty() => {
+                        record("another owner replaced the holder while waiters were queued");
+                    }
+                    Ok(Handoff::Kept { others }) if others.in_queue => {
+                        record("a handoff left the lock to the queue");
+                    }
+                    _ => {}
                 }
             }
-            Move::CheckHandOver { owner } => {
+            Move::CheckHandoff { owner } => {
                 let hold = &plain_hold_of(*owner);
                 let object = &hold.object;
                 let hold = Some(hold);
-                let _ = harness.step(&check_hand_over(object, hold)).await;
+                let _ = harness.step(&check_handoff(object, hold)).await;
             }
             Move::ServeQueue { owner } => {
                 let hold = plain_hold_of(*owner);
@@ -344,7 +334,7 @@ fn lua_and_rules_agree() {
         "a waiter behind the head gave up",
         "the lock was released while waiters were queued",
         "a release granted the lock",
-        "a transfer left the lock to the queue",
+        "a handoff left the lock to the queue",
         "the lock was granted behind a release of another kind",
         "another owner replaced the holder while waiters were queued",
         "one waiter timed out",

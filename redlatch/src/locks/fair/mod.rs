@@ -18,11 +18,11 @@ use self::rules::Acquire;
 pub(crate) use self::rules::serve_queue;
 use crate::error::{Error, Result};
 use crate::hold::{
-    AcquireParams, Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, Spec,
+    AcquireParams, Handoff, HandoffParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec,
 };
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
-use crate::locks::reentrant::reassign::reassign;
+use crate::locks::reentrant::handoff::{self, handoff};
 use crate::locks::reentrant::rules as reentrant;
 use crate::locks::{HasMinimum, Holder, Lock, OwnedKind};
 use crate::metrics::Kind;
@@ -261,16 +261,16 @@ impl HoldKind for Fair {
         rules::release(&self.keys, params, self.grace())
     }
 
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
-        let wake = |keyspace: &mut Keyspace| FairQueue::new(keyspace, &self.keys).wake_waiting();
-        let channel = self.keys.object.channel();
-        Some(reassign(
-            params,
-            rules::reassign_script(),
-            channel,
-            wake,
-            false,
-        ))
+    fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
+        let of = handoff::Of {
+            script: rules::handoff_script(),
+            wakes: true,
+            writer: false,
+            token_key: None,
+        };
+        Some(handoff(params, of, |keyspace, _| {
+            FairQueue::new(keyspace, &self.keys).wake_waiting()
+        }))
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {

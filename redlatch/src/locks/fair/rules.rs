@@ -347,14 +347,14 @@ pub(crate) fn serve_queue<'a>(object: Arc<ObjectKeys>) -> Step<'a, ()> {
 
 /// A script of the re-entrant lock that wakes the next waiter of the queue.
 macro_rules! waking_script {
-    ($path:literal) => {{
+    ($($path:literal),+) => {{
         static SCRIPT: Script = Script::new(concat!(
             // A local, because `wake.lua` assigns to it.
             "local KEYS = KEYS\n",
             include_str!("../expire.lua"),
             include_str!("queue.lua"),
             include_str!("wake.lua"),
-            include_str!($path),
+            $(include_str!($path)),+
         ));
         &SCRIPT
     }};
@@ -365,9 +365,9 @@ pub(super) fn renew_script() -> &'static Script {
     waking_script!("../reentrant/renew.lua")
 }
 
-/// Returns the script that puts another owner in the place of the holder.
-pub(super) fn reassign_script() -> &'static Script {
-    waking_script!("../reentrant/reassign.lua")
+/// Returns the script that puts a successor in the place of the owner.
+pub(super) fn handoff_script() -> &'static Script {
+    waking_script!("../../hold/fair_waiters.lua", "../reentrant/handoff.lua")
 }
 
 /// Renews one lock, as the script does. If the lock was deleted, wakes the next waiter instead.

@@ -10,7 +10,7 @@ use super::{Fenced, MAX_TOKEN, token};
 use crate::hold::AcquireParams;
 use crate::hold::HoldKind as _;
 use crate::name::term_key;
-use crate::step::differential::{TransferMove, assert_equivalent, hold, lease, number_texts, time};
+use crate::step::differential::{HandoffMove, assert_equivalent, hold, lease, number_texts, time};
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -23,7 +23,7 @@ enum Move {
         owner: u8,
         keep: u32,
     },
-    Transfer(TransferMove),
+    Handoff(HandoffMove),
     Renew {
         owner: u8,
         lease: u32,
@@ -56,7 +56,7 @@ fn moves() -> impl Strategy<Value = Move> {
         8 => (owner.clone(), 1..4u32, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32).prop_map(|(owner, keep)| Move::Release { owner, keep }),
-        4 => TransferMove::any().prop_map(Move::Transfer),
+        4 => HandoffMove::any().prop_map(Move::Handoff),
         2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::AdvanceTime { time }),
         1 => Just(Move::Force),
@@ -95,8 +95,8 @@ fn lua_and_rules_agree() {
             Move::Release { owner, keep } => {
                 harness.release(&of(owner), keep, 0).await.unwrap();
             }
-            Move::Transfer(transfer) => {
-                let _ = harness.transfer(&transfer, of).await;
+            Move::Handoff(handoff) => {
+                let _ = harness.handoff(&handoff, of).await;
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;

@@ -203,7 +203,7 @@ impl ReentrantKind for Fenced {
 
     fn spec(&self) -> Spec {
         Spec {
-            transfers: true,
+            store_handoff: true,
             ..Spec::of(Kind::FencedLock)
         }
     }

@@ -12,7 +12,7 @@ use crate::hold::Hold;
 use crate::lease::Expiry;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
-use crate::session::check_hand_over;
+use crate::session::check_handoff;
 use crate::step::Outcome;
 use crate::step::differential::{Comparable, assert_equivalent, assert_reached, lease, time};
 
@@ -41,7 +41,7 @@ enum Move {
         delta: i64,
     },
     Count,
-    CheckHandOver {
+    CheckHandoff {
         owner: u8,
         n: u8,
     },
@@ -87,7 +87,7 @@ fn moves() -> impl Strategy<Value = Move> {
         8 => (0..8u32, any::<bool>()).prop_map(|(permits, if_absent)| Move::Set { permits, if_absent }),
         4 => delta.prop_map(|delta| Move::Add { delta }),
         3 => Just(Move::Count),
-        1 => (0..3u8, 1..4u8).prop_map(|(owner, n)| Move::CheckHandOver { owner, n }),
+        1 => (0..3u8, 1..4u8).prop_map(|(owner, n)| Move::CheckHandoff { owner, n }),
         4 => (id.clone(), lease).prop_map(|(id, lease)| Move::UpdateLease { id, lease }),
         1 => id.prop_map(|id| Move::LeaseOf { id }),
         1 => Just(Move::Inspect),
@@ -201,7 +201,7 @@ fn lua_and_rules_agree() {
                 let none = counts.is_ok_and(|counts| counts.available < 0);
                 count(&mut seen.fewer_than_none, none);
             }
-            Move::CheckHandOver { owner, n } => {
+            Move::CheckHandoff { owner, n } => {
                 let hold = &Hold::new(
                     Owner::new(),
                     ids(*owner, *n),
@@ -210,7 +210,7 @@ fn lua_and_rules_agree() {
                 );
                 let object = &hold.object;
                 let hold = Some(hold);
-                let _ = harness.step(&check_hand_over(object, hold)).await;
+                let _ = harness.step(&check_handoff(object, hold)).await;
             }
             Move::UpdateLease { id: one, lease: l } => {
                 let (id, lease) = (&id(*one).to_string(), lease(*l));

@@ -607,7 +607,7 @@ impl HoldKind for Permits {
     fn spec(&self) -> Spec {
         Spec {
             has_owner: false,
-            hands_over: true,
+            local_handoff: true,
             ..Spec::of(Kind::ExpirableSemaphore)
         }
     }

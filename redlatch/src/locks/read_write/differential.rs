@@ -9,11 +9,11 @@ use proptest::prelude::*;
 use super::{Read, Write};
 use crate::error::Error;
 use crate::hold::HoldKind as _;
-use crate::hold::{AcquireParams, Hold, Transferred};
+use crate::hold::{AcquireParams, Handoff, Hold, To};
 use crate::lease::Expiry;
 use crate::name::ReadWriteKeys;
 use crate::step::Outcome;
-use crate::step::differential::{TransferMove, assert_equivalent_times, hold, lease, time};
+use crate::step::differential::{HandoffMove, assert_equivalent_times, hold, lease, time};
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -31,13 +31,8 @@ enum Move {
         lease: u32,
     },
     /// From one writer to another.
-    Transfer(TransferMove),
+    Handoff(HandoffMove),
     /// From one writer to another.
-    Reassign {
-        owner: u8,
-        to: u8,
-        lease: u32,
-    },
     Renew {
         side: Side,
         owner: u8,
@@ -98,8 +93,6 @@ fn moves() -> impl Strategy<Value = Move> {
                 lease,
             }
         });
-    let reassign = (owner.clone(), 0..4u8, lease.clone())
-        .prop_map(|(owner, to, lease)| Move::Reassign { owner, to, lease });
     let renew = (side.clone(), owner, lease).prop_map(|(side, owner, lease)| Move::Renew {
         side,
         owner,
@@ -108,8 +101,8 @@ fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
         24 => acquire,
         14 => release,
-        6 => TransferMove::any().prop_map(Move::Transfer),
-        4 => reassign,
+        6 => HandoffMove::to_waiter().prop_map(Move::Handoff),
+        4 => HandoffMove::to_no_waiter().prop_map(Move::Handoff),
         8 => renew,
         6 => (1..4u32).prop_map(|time| Move::Advance { time }),
         2 => side.clone().prop_map(Move::Force),
@@ -198,24 +191,15 @@ fn lua_and_rules_agree() {
                 (_, _, Err(_)) => "another kind",
             });
         }
-        Move::Transfer(transfer) => {
-            let transferred = harness.transfer(&transfer, |owner| writer(owner, false).0);
-            reached.insert(match transferred.await {
-                Ok(Transferred::ToWaiter { .. }) => "passes on writing",
-                Ok(Transferred::Kept { .. }) => "keeps writing",
-                Ok(Transferred::NotHeld) => "did not hold it",
-                Err(_) => "another kind",
-            });
-        }
-        Move::Reassign {
-            owner,
-            to,
-            lease: n,
-        } => {
-            let (from, to) = (writer(owner, false).0, writer(to, false).0);
-            reached.insert(match harness.reassign(&from, &to, n, false).await {
-                Ok(true) => "is replaced as the writer",
-                Ok(false) => "did not hold it",
+        Move::Handoff(handoff) => {
+            let handed_off = harness.handoff(&handoff, |owner| writer(owner, false).0);
+            let to_waiter = matches!(handoff.to, To::Waiter { .. });
+            reached.insert(match handed_off.await {
+                Ok(Handoff::Done { .. }) if to_waiter => "passes on writing",
+                Ok(Handoff::Done { .. }) => "is replaced as the writer",
+                Err(Error::NotMovable { .. }) if to_waiter => "keeps writing",
+                Ok(Handoff::Kept { .. }) => "others wait",
+                Ok(Handoff::NotHeld) => "did not hold it",
                 Err(Error::NotMovable { .. }) => "also reads",
                 Err(_) => "another kind",
             });

@@ -16,13 +16,12 @@ pub(crate) use self::rules::inspect;
 use self::rules::{force, read, wake_all, write};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{
-    AcquireParams, Hold, HoldKind, PeriodId, QueueKind, ReassignParams, ReleaseParams, Renewal,
-    Renewed, Spec, TransferParams, Transferred,
+    AcquireParams, Handoff, HandoffParams, Hold, HoldKind, PeriodId, QueueKind, ReleaseParams,
+    Renewal, Renewed, Spec,
 };
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
-use crate::locks::reentrant::reassign::reassign;
-use crate::locks::reentrant::transfer::transfer;
+use crate::locks::reentrant::handoff::{self, handoff};
 use crate::locks::{Acquire, Guard, Holder, Lock, OwnedKind};
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, ReadWriteKeys};
@@ -403,8 +402,8 @@ impl HoldKind for Write {
         // A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
         let store_knows_no_waiter = self.blocks_readers_for.is_none();
         Spec {
-            hands_over: store_knows_no_waiter,
-            transfers: store_knows_no_waiter,
+            local_handoff: store_knows_no_waiter,
+            store_handoff: store_knows_no_waiter,
             ..Spec::of(Kind::WriteLock)
         }
     }
@@ -421,18 +420,17 @@ impl HoldKind for Write {
         write::release(&self.keys, params)
     }
 
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
-        self.spec().transfers.then(|| transfer(params, None, true))
-    }
-
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
-        let object = &params.hold.object;
-        let wake = |keyspace: &mut Keyspace| {
+    fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
+        let of = handoff::Of {
+            script: write::handoff_script(),
+            wakes: true,
+            writer: true,
+            token_key: None,
+        };
+        Some(handoff(params, of, |keyspace, object| {
             wake_all(keyspace, object);
             Ok(())
-        };
-        let script = write::reassign_script();
-        Some(reassign(params, script, object.channel(), wake, true))
+        }))
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use crate::hold::AcquireParams;
 use crate::hold::HoldKind as _;
 use crate::locks::Reentrant;
-use crate::session::check_hand_over;
-use crate::step::differential::{TransferMove, assert_equivalent, hold, lease, time};
+use crate::session::check_handoff;
+use crate::step::differential::{HandoffMove, assert_equivalent, hold, lease, time};
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -20,12 +20,7 @@ enum Move {
         keep: u32,
         lease: u32,
     },
-    Reassign {
-        owner: u8,
-        to: u8,
-        lease: u32,
-    },
-    Transfer(TransferMove),
+    Handoff(HandoffMove),
     Renew {
         owner: u8,
         lease: u32,
@@ -35,7 +30,7 @@ enum Move {
     },
     Force,
     Inspect,
-    CheckHandOver {
+    CheckHandoff {
         owner: u8,
     },
     /// A client subscribes to the lock's channel, or none does.
@@ -54,14 +49,12 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        3 => (owner.clone(), 0..4u8, lease.clone())
-            .prop_map(|(owner, to, lease)| Move::Reassign { owner, to, lease }),
-        4 => TransferMove::any().prop_map(Move::Transfer),
+        7 => HandoffMove::any().prop_map(Move::Handoff),
         4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         2 => Just(Move::Force),
         2 => Just(Move::Inspect),
-        1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
+        1 => (0..3u8).prop_map(|owner| Move::CheckHandoff { owner }),
         1 => any::<bool>().prop_map(|subscribes| Move::Subscribe { subscribes }),
         1 => Just(Move::Persist),
         1 => Just(Move::SetForeign),
@@ -90,15 +83,8 @@ fn lua_and_rules_agree() {
             } => {
                 let _ = harness.release(&of(owner), keep, n).await;
             }
-            Move::Reassign {
-                owner,
-                to,
-                lease: n,
-            } => {
-                let _ = harness.reassign(&of(owner), &of(to), n, false).await;
-            }
-            Move::Transfer(transfer) => {
-                let _ = harness.transfer(&transfer, of).await;
+            Move::Handoff(handoff) => {
+                let _ = harness.handoff(&handoff, of).await;
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;
@@ -110,11 +96,9 @@ fn lua_and_rules_agree() {
             Move::Inspect => {
                 let _ = harness.step(&kind.inspect()).await;
             }
-            Move::CheckHandOver { owner } => {
+            Move::CheckHandoff { owner } => {
                 let hold = &of(owner);
-                let _ = harness
-                    .step(&check_hand_over(&hold.object, Some(hold)))
-                    .await;
+                let _ = harness.step(&check_handoff(&hold.object, Some(hold))).await;
             }
             Move::Subscribe { subscribes } => {
                 let channel = kind.object().channel().to_owned();

@@ -4,22 +4,19 @@
 mod differential;
 #[cfg(test)]
 mod exploration;
-pub(crate) mod reassign;
+pub(crate) mod handoff;
 pub(crate) mod rules;
-pub(crate) mod transfer;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::reassign::reassign;
-use self::transfer::transfer;
+use self::handoff::handoff;
 use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::{
-    AcquireParams, Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, Spec,
-    TransferParams, Transferred,
+    AcquireParams, Handoff, HandoffParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec,
 };
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -46,8 +43,8 @@ impl ReentrantKind for Reentrant {
 
     fn spec(&self) -> Spec {
         Spec {
-            hands_over: true,
-            transfers: true,
+            local_handoff: true,
+            store_handoff: true,
             ..Spec::of(Kind::Lock)
         }
     }
@@ -122,23 +119,22 @@ impl<K: ReentrantKind> HoldKind for K {
         rules::force(self.keys())
     }
 
-    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<Step<'a, Transferred>> {
-        let transfers = ReentrantKind::spec(self).transfers;
-        transfers.then(|| transfer(params, self.token_key(), false))
-    }
-
     fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<Step<'a, ()>> {
-        let transfers = ReentrantKind::spec(self).transfers;
-        transfers.then(|| serve_queue(object.clone()))
+        let hands_off = ReentrantKind::spec(self).store_handoff;
+        hands_off.then(|| serve_queue(object.clone()))
     }
 
-    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<Step<'a, bool>> {
-        let channel = waiters_channel(self);
-        let wake = |keyspace: &mut Keyspace| {
-            keyspace.publish(channel, 0);
-            Ok(())
+    fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
+        let of = handoff::Of {
+            script: handoff::script(),
+            wakes: self.polling().is_none(),
+            writer: false,
+            token_key: self.token_key(),
         };
-        Some(reassign(params, reassign::script(), channel, wake, false))
+        Some(handoff(params, of, |keyspace, object| {
+            keyspace.publish(object.channel(), 0);
+            Ok(())
+        }))
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Step<'a, bool>> {

@@ -9,8 +9,7 @@
 //! * Release: set the owner's count to the number of holds to keep, with 0 delete the hash, and
 //!   then publish to wake one waiter. If another client deleted the hash, publish as well, because
 //!   no other step wakes the waiters.
-//! * Transfer: put a waiter of the same client in the place of the owner, unless other clients
-//!   wait.
+//! * Hand off: put a successor in the place of the owner (`handoff`).
 //! * Renew: extend the expiry if the owner has a field, but not beyond the time until which it may
 //!   be renewed, if it was asked to release the lock.
 //! * Force: delete the hash and publish.

@@ -9,8 +9,8 @@ use crate::hold::{AcquireParams, Hold};
 use crate::locks::Reentrant;
 use crate::locks::fair::Fair;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::session::check_hand_over;
-use crate::step::differential::{Differential, TransferMove, assert_equivalent, hold, lease, time};
+use crate::session::check_handoff;
+use crate::step::differential::{Differential, HandoffMove, assert_equivalent, hold, lease, time};
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -28,18 +28,15 @@ enum Move {
         lease: u32,
         again: bool,
     },
-    Reassign {
-        owner: u8,
-        lease: u32,
+    Handoff {
+        handoff: HandoffMove,
         again: bool,
-        unless_asked: bool,
     },
-    Transfer(TransferMove),
     Renew {
         owner: u8,
         lease: u32,
     },
-    CheckHandOver {
+    CheckHandoff {
         owner: u8,
     },
     Advance {
@@ -58,19 +55,17 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         2 => (0..3u8, 0..2u32, 0..4u32, any::<bool>())
             .prop_map(|(owner, keep, lease, again)| Move::Release { owner, keep, lease, again }),
-        2 => (0..3u8, 1..4u32, any::<bool>(), any::<bool>()).prop_map(
-            |(owner, lease, again, unless_asked)| Move::Reassign { owner, lease, again, unless_asked }
-        ),
-        2 => TransferMove::any().prop_map(Move::Transfer),
+        4 => (HandoffMove::any(), any::<bool>())
+            .prop_map(|(handoff, again)| Move::Handoff { handoff, again }),
         4 => (0..3u8, 0..5u32).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
-        1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
+        1 => (0..3u8).prop_map(|owner| Move::CheckHandoff { owner }),
         3 => (1..4u32).prop_map(|time| Move::Advance { time }),
         1 => any::<bool>().prop_map(|of_requests| Move::SetForeign { of_requests }),
     ]
 }
 
 /// Compares the steps of one kind. `object`: the lock whose holder is asked.
-fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, can_reassign: bool) {
+fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K) {
     let requests = object.requests_key();
     let of = |owner: u8, again: bool| -> Hold {
         let hold = hold(owner, kind.clone());
@@ -100,31 +95,21 @@ fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, ca
             } => {
                 let _ = harness.release(&of(owner, again), keep, n).await;
             }
-            Move::Reassign {
-                owner,
-                lease: n,
-                again,
-                unless_asked,
-            } if can_reassign => {
-                let (from, to) = (of(owner, again), of(9, false));
-                let _ = harness.reassign(&from, &to, n, unless_asked).await;
-            }
-            Move::Transfer(transfer) if kind.spec().transfers => {
-                let _ = harness.transfer(&transfer, |owner| of(owner, true)).await;
+            Move::Handoff { handoff, again } => {
+                let _ = harness.handoff(&handoff, |owner| of(owner, again)).await;
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner, false), n).await;
             }
-            Move::CheckHandOver { owner } => {
+            Move::CheckHandoff { owner } => {
                 // Other subscribers are those of the harness.
                 harness.subscribe_only([object.channel().to_owned()]).await;
                 let hold = Some(&of(owner, false));
-                let _ = harness.step(&check_hand_over(object, hold)).await;
+                let _ = harness.step(&check_handoff(object, hold)).await;
             }
             Move::Advance { time: n } => harness.advance(time(n)).await,
             Move::SetForeign { of_requests: true } => harness.set_foreign(&requests, 5).await,
             Move::SetForeign { of_requests: false } => harness.set_foreign("name", 5).await,
-            Move::Reassign { .. } | Move::Transfer(_) => {}
         },
     );
 }
@@ -132,17 +117,17 @@ fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K, ca
 #[test]
 fn scripts_of_lock_match_rules() {
     let object = ObjectKeys::new(KeyLayout::Lock, "", "name");
-    assert_kind_equivalent(&object, &Reentrant::new("", "name"), true);
+    assert_kind_equivalent(&object, &Reentrant::new("", "name"));
 }
 
 #[test]
 fn scripts_of_fair_lock_match_rules() {
     let object = ObjectKeys::new(KeyLayout::Lock, "", "name");
-    assert_kind_equivalent(&object, &Fair::new("", "name"), true);
+    assert_kind_equivalent(&object, &Fair::new("", "name"));
 }
 
 #[test]
 fn scripts_of_writer_match_rules() {
     let lock = Client::embedded().read_write_lock("name").write();
-    assert_kind_equivalent(lock.kind.object(), &*lock.kind, false);
+    assert_kind_equivalent(lock.kind.object(), &*lock.kind);
 }

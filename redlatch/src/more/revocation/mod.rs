@@ -25,7 +25,7 @@
 //!   checked when it would have ended. A client that knows the limit gives them no longer lease.
 //!   Mutant `revoked-hold-counts-whole-lease`.
 //! - *An asked hold passes on within the client.* It is not offered, and an offer of it is not
-//!   taken. The script of a transfer looks for a request. Hand-overs pass a request on until the
+//!   taken. The script of a handoff looks for a request. Handoffs pass a request on until the
 //!   next check beside them, 10 ms later at the latest, which counts it as a client that waits.
 //! - *A request expires before the hold.* It lasts for the remaining lease, the limit and an hour
 //!   more.

@@ -7,7 +7,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
-use crate::session::check_hand_over;
+use crate::session::check_handoff;
 use crate::{Client, Embedded, Guard, Lock, MultiLock, Owner};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -282,13 +282,13 @@ async fn hold_that_was_asked_in_long_section_is_released_to_all() {
     assert!(!is_asked(&third).await);
 }
 
-/// The check beside hand-overs counts a request as a client that waits.
+/// The check beside handoffs counts a request as a client that waits.
 #[tokio::test(start_paused = true)]
 async fn check_of_hand_over_counts_request() {
     let (_, [client, other]) = clients();
     let guard = client.lock("a").lock().await.unwrap();
     let (session, hold) = (&guard.hold_ref().session, &guard.hold_ref().hold);
-    let check = check_hand_over(&hold.object, Some(hold));
+    let check = check_handoff(&hold.object, Some(hold));
     let waiting = async || {
         let (is_held, waiting) = session.store.run_idempotent(&check).await.unwrap();
         assert!(is_held);
@@ -314,7 +314,7 @@ async fn hand_overs_end_soon_after_request() {
     sleep(SECOND / 10).await;
     let lock = other.lock("a");
     for _ in 0..5 {
-        // After a chain of hand-overs, the client leaves the lock free for a moment.
+        // After a chain of handoffs, the client leaves the lock free for a moment.
         let asked = loop {
             match lock.revoke(LEASE).await.unwrap() {
                 Some(asked) => break asked,

@@ -1,7 +1,7 @@
 //! Tickets: the hold of a lock moves to another process, as a text. Redisson has nothing like it.
 //!
 //! The hold of a ticket has an owner of its own, which is derived from the text. Its steps are those of every lock:
-//! [`reassign`](crate::locks::reentrant::reassign::reassign) makes and adopts it, and it is renewed and released like any
+//! [`handoff`](crate::locks::reentrant::handoff::handoff) makes and adopts it, and it is renewed and released like any
 //! other owner. `session/ticket` describes the protocol and what must not happen.
 
 mod text;
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub use self::text::{Ticket, TicketKind};
 use self::text::{invalid, is_ticket};
 use crate::error::{Error, Result, TicketRefusal};
-use crate::hold::{Hold, ReassignParams, ReleaseParams, Renewed, TicketHold};
+use crate::hold::{Handoff, HandoffParams, Hold, ReleaseParams, Renewed, TicketHold, To};
 use crate::lease::Lease;
 use crate::locks::fair::Fair;
 use crate::locks::fenced::Fenced;
@@ -221,11 +221,11 @@ impl<K: HasTicket> Lock<K> {
         let hold_ref = self.erased().hold_ref(adopter)?;
         let hold = &hold_ref.hold;
         let terms = session.terms(None, false);
-        let step = of_ticket.kind.reassign(ReassignParams {
-            hold: &of_ticket,
-            to: hold.field.to_string(),
+        let step = of_ticket.kind.handoff(HandoffParams {
+            from: &of_ticket,
+            successor: &hold.field,
             lease: terms.lease,
-            unless_asked: true,
+            to: To::Ticket,
         });
         let step = step.ok_or_else(mismatch)?;
         let adopts = Box::new(TicketHold {
@@ -243,12 +243,12 @@ impl<K: HasTicket> Lock<K> {
             hold.state().adopts = Some(adopts);
             step
         };
-        let blocked = |adopted: &bool| (!adopted).then_some(0);
+        let blocked = |adopted: &Handoff| (*adopted == Handoff::NotHeld).then_some(0);
         let adopting = session.try_acquire(&requested, None, &progress, begin, blocked);
         match adopting.await {
-            Ok(true) => {}
+            Ok(Handoff::Done { .. }) => {}
             // Another task of this client has adopted it at the same time.
-            Ok(false) | Err(Error::AlreadyHeld { .. }) => return Err(self.refusal().await),
+            Ok(_) | Err(Error::AlreadyHeld { .. }) => return Err(self.refusal().await),
             Err(error) => return Err(error),
         }
         tracing::debug!(lock = self.kind.object().full_name(), owner = %hold.field, ticket = %of_ticket.field,

@@ -8,6 +8,7 @@ use tokio::task::yield_now;
 
 use super::{HasTicket, Ticket, TicketKind};
 use crate::error::{Error, TicketRefusal};
+use crate::hold::{Handoff, HandoffParams, To};
 use crate::lease::Lease;
 use crate::store::embedded::failure_injection::Failure::{
     NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
@@ -311,14 +312,15 @@ async fn repeated_step_of_adoption_succeeds() {
     // Also if the first one took effect.
     let hold = adopted.hold_ref().hold.clone();
     let of_ticket = second.lock("a").ticket_hold(&ticket).unwrap();
-    let step = hold.kind.reassign(crate::hold::ReassignParams {
-        hold: &of_ticket,
-        to: hold.field.to_string(),
+    let step = hold.kind.handoff(HandoffParams {
+        from: &of_ticket,
+        successor: &hold.field,
         lease: Lease::WATCHDOG,
-        unless_asked: true,
+        to: To::Ticket,
     });
     let store = &second.session.store;
-    assert!(store.run_idempotent(&step.unwrap()).await.unwrap());
+    let handed_off = store.run_idempotent(&step.unwrap()).await.unwrap();
+    assert_eq!(handed_off, Handoff::Done { token: 0 });
     adopted.unlock().await.unwrap();
     assert!(!first.lock("a").is_locked().await.unwrap());
 }
@@ -330,14 +332,15 @@ async fn repeated_step_of_adoption_extends_lease() {
     let lock = client.lock("a");
     let of_ticket = lock.ticket_hold(&ticket_of(&lock).await).unwrap();
     for _ in 0..3 {
-        let step = of_ticket.kind.reassign(crate::hold::ReassignParams {
-            hold: &of_ticket,
-            to: "other:7".to_owned(),
+        let step = of_ticket.kind.handoff(HandoffParams {
+            from: &of_ticket,
+            successor: "other:7",
             lease: Lease::WATCHDOG,
-            unless_asked: true,
+            to: To::Ticket,
         });
         let store = &client.session.store;
-        assert!(store.run_idempotent(&step.unwrap()).await.unwrap());
+        let handed_off = store.run_idempotent(&step.unwrap()).await.unwrap();
+        assert_eq!(handed_off, Handoff::Done { token: 0 });
         let remaining = lock.remaining_lease().await.unwrap();
         assert_eq!(remaining.and_then(|left| left.duration()), Some(WATCHDOG));
         tokio::time::sleep(20 * SECOND).await;

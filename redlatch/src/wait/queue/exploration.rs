@@ -348,7 +348,7 @@ impl State {
                 if let Some(transfer) = self.transfer.take() {
                     self.queues
                         .exclusive()
-                        .transfer_ended(Some(transfer.sent_at));
+                        .handoff_ended(Some(transfer.sent_at));
                     self.release(transfer.lost);
                 }
             }
@@ -392,7 +392,7 @@ impl State {
                 if let Some(to) = self.queues.claim_first() {
                     self.callers[caller] = Caller::Absent;
                     let sent_at = self.now;
-                    self.queues.exclusive().transfer_started(sent_at);
+                    self.queues.exclusive().handoff_started(sent_at);
                     self.transfer = Some(Transfer {
                         to,
                         sent_at,
@@ -490,12 +490,12 @@ impl State {
                 is_known_lost,
             };
             let queue = self.queues.exclusive();
-            let (_, dropped) = queue.transferred(Some(sent_at), offer, self.now);
+            let (_, dropped) = queue.handed_off(Some(sent_at), offer, self.now);
             dropped
                 .into_iter()
                 .for_each(|offer| self.release(offer.lost));
         } else {
-            self.queues.exclusive().transfer_ended(Some(sent_at));
+            self.queues.exclusive().handoff_ended(Some(sent_at));
             self.release(lost);
         }
     }
@@ -748,7 +748,7 @@ impl State {
         if firsts(Exclusive) > 1 || firsts(Shared) > 1 {
             return Err("two are the first");
         }
-        if self.queues.queues[0].is_transferred() != self.transfer.is_some() {
+        if self.queues.queues[0].has_handoff_in_flight() != self.transfer.is_some() {
             return Err("a transfer is not ended");
         }
         for queue in &self.queues.queues {
@@ -856,7 +856,7 @@ impl Events for State {
             }
             let since = [
                 queue.stale_since,
-                queue.transferred_since,
+                queue.handoff_since,
                 queue.maybe_released_at,
             ];
             since.map(|since| since.is_some()).hash(hasher);

@@ -583,28 +583,28 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
         Err(()),
         "it takes the place of an owner only"
     );
-    world.queues.exclusive().transfer_ended(None);
+    world.queues.exclusive().handoff_ended(None);
     assert!(world.has_contact(Exclusive, world.now), "nothing was sent");
-    world.queues.exclusive().transfer_started(world.now);
+    world.queues.exclusive().handoff_started(world.now);
     let sent_at = Some(world.now);
     assert!(!world.has_contact(Exclusive, world.now));
     // Without an answer, the object may have been released.
-    world.queues.exclusive().transfer_ended(sent_at);
+    world.queues.exclusive().handoff_ended(sent_at);
     assert!(matches!(world.next(first), Next::Ask { .. }));
     world.answer(first);
-    world.queues.exclusive().transfer_started(world.now);
+    world.queues.exclusive().handoff_started(world.now);
     assert!(world.sleeps(second));
-    let transferred = world.queues.exclusive().transferred(sent_at, 1, world.now);
+    let transferred = world.queues.exclusive().handed_off(sent_at, 1, world.now);
     assert_eq!(transferred, (Some(first), vec![]));
     let until = Some(world.now + SECOND);
     assert_eq!(world.take(first, 1, until), Some(second));
     assert_eq!(world.queues.claim_first(), Some('b'));
-    world.queues.exclusive().transfer_started(world.now);
+    world.queues.exclusive().handoff_started(world.now);
     assert_eq!(world.leave(second), None);
-    let transferred = world.queues.exclusive().transferred(sent_at, 2, world.now);
+    let transferred = world.queues.exclusive().handed_off(sent_at, 2, world.now);
     assert_eq!(transferred, (None, vec![2]), "all have left");
     // It is released: the next waiter asks.
-    assert!(!world.queues.exclusive().is_transferred());
+    assert!(!world.queues.exclusive().has_handoff_in_flight());
     let next = world.claimable('c');
     assert_eq!(world.queues.claim_first(), None);
     world.be_refused(next);
@@ -620,9 +620,9 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         let mut waiter = world.claimable('a');
         world.be_refused(waiter);
         assert_eq!(world.queues.claim_first(), Some('a'));
-        world.queues.exclusive().transfer_started(world.now);
+        world.queues.exclusive().handoff_started(world.now);
         let sent_at = world.now;
-        assert!(world.queues.exclusive().is_transferred());
+        assert!(world.queues.exclusive().has_handoff_in_flight());
         if all_leave {
             world.leave(waiter);
             waiter = world.claimable('b');
@@ -636,10 +636,10 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         world
             .queues
             .exclusive()
-            .transfer_ended(Some(sent_at + MILLI));
-        assert!(world.queues.exclusive().is_transferred() && world.sleeps(waiter));
-        world.queues.exclusive().transfer_ended(Some(sent_at));
-        assert!(!world.queues.exclusive().is_transferred());
+            .handoff_ended(Some(sent_at + MILLI));
+        assert!(world.queues.exclusive().has_handoff_in_flight() && world.sleeps(waiter));
+        world.queues.exclusive().handoff_ended(Some(sent_at));
+        assert!(!world.queues.exclusive().has_handoff_in_flight());
         assert!(matches!(world.next(waiter), Next::Ask { .. }));
     }
 }

@@ -199,11 +199,12 @@ pub(in super::super) fn renew_script() -> &'static Script {
 }
 
 /// Returns the script that puts another writer in the place of the holder.
-pub(in super::super) fn reassign_script() -> &'static Script {
+pub(in super::super) fn handoff_script() -> &'static Script {
     script!(
+        "../../../hold/fair_waiters.lua",
         "../readers.lua",
         "../write_wake.lua",
-        "../../reentrant/reassign.lua"
+        "../../reentrant/handoff.lua"
     )
 }
 

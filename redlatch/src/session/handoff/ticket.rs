@@ -1,4 +1,4 @@
-//! Moves a hold out of this client: to a ticket, which another process may adopt. Adopting one is
+//! Hands a hold off to a ticket, which another process may adopt. Adopting one is
 //! an attempt like any other ([`Session::try_acquire`]), whose settling gives the hold back to the
 //! ticket.
 //!
@@ -39,10 +39,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::settle::PendingRelease;
-use super::{HoldRef, Session, Terms};
+use super::super::settle::PendingRelease;
+use super::super::{HoldRef, Session, Terms};
+use super::StoreHandoff;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, ReassignParams};
+use crate::hold::{Chain, Handoff, HandoffParams, Hold, To};
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
@@ -71,7 +72,7 @@ impl HoldRef {
     pub(crate) async fn move_to_ticket(
         &self,
         terms: Terms,
-        ticket: &HoldRef,
+        ticket: HoldRef,
         lease: Lease,
     ) -> Result<Result<()>> {
         let (session, hold) = (&self.session, &self.hold);
@@ -99,21 +100,22 @@ impl HoldRef {
         if let Some(reason) = hold.state().why_not_movable(Instant::now()) {
             return Ok(Err(not_movable(reason)));
         }
-        let params = ReassignParams {
-            hold,
-            to: ticket.hold.field.to_string(),
+        let of_ticket = ticket.hold.clone();
+        let step = hold.kind.handoff(HandoffParams {
+            from: hold,
+            successor: &of_ticket.field,
             lease,
-            unless_asked: true,
-        };
-        let step = hold.kind.reassign(params);
-        let ticket_change = ticket.hold.state().begin_transfer(lease.duration());
-        let (Some(step), Some(ticket_change)) = (step, ticket_change) else {
+            to: To::Ticket,
+        });
+        let limit = Chain::new(Instant::now());
+        let handoff = StoreHandoff::begin(ticket, lease, limit);
+        let (Some(step), Some(mut handoff)) = (step, handoff) else {
             return Ok(Err(not_movable("this kind of lock cannot")));
         };
         // An attempt: until it is answered, the hold passes to no other request, and a release is sent behind it.
         let change = hold.state().ledger.begin_attempt();
-        let refused = || {
-            ticket.hold.state().attempt_answered(ticket_change);
+        let mut refused = || {
+            handoff.settled();
             hold.state().attempt_answered(change);
         };
         // A release, too: another one of this owner, which may wait behind this, does not find it afterwards.
@@ -131,7 +133,7 @@ impl HoldRef {
             }
             answer => answer?,
         };
-        if !answer.reply {
+        if answer.reply == Handoff::NotHeld {
             progress.mark_unsent();
             refused();
             return Err(self.mark_not_held());
@@ -146,10 +148,10 @@ impl HoldRef {
             let changes = state.ledger.latest();
             state.release_answered(changes, true);
         }
-        ticket.hold.state().attempt_answered(ticket_change);
+        handoff.settled();
         session.watchdog.unwatch(hold);
         session.wake_owner(hold);
-        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, ticket = %ticket.hold.field,
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, ticket = %of_ticket.field,
             "became a ticket");
         Ok(Ok(()))
     }

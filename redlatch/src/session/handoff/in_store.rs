@@ -1,0 +1,283 @@
+//! Puts a successor in the place of an owner in the store, with one step
+//! ([`HoldKind::handoff`](crate::hold::HoldKind::handoff)), instead of a release, a message and an
+//! acquisition.
+//!
+//! 1. A full release has a [`Successor`] if the object must not be free: the ticket that its hold has
+//!    not adopted yet, or a *keeper* until the minimum time has passed. Otherwise it may claim the
+//!    first waiter of the queue
+//!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)): one that cannot take a
+//!    hold over [locally](super::LocalHandoff), because a caller has named one of the owners, as
+//!    always in `blocking`; a lease is fixed; or each acquisition has a token.
+//! 2. For a waiter, the release takes the turn of its hold, too. As often as beside local handoffs,
+//!    the step counts the other clients that wait. If there are any, it changes nothing, and a
+//!    release follows.
+//! 3. The waiter is offered its hold, and adds a guard. If it does not within 10 ms, or a later step
+//!    of its owner was sent, the hold is released in the background.
+//! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind
+//!    the step.
+//!
+//! Invariant: while the step may take effect, it is the latest step of both holds. What must not
+//! happen, and what prevents it:
+//!
+//! - *The waiter has left, or its owner has released meanwhile.* Point 3, and the turns of both
+//!   holds. Mutants `transfer-without-turn-of-waiter`, `transferred-hold-not-released`.
+//! - *The step takes effect late, when its owner holds the lock again.* Without an answer, both
+//!   holds have an unacknowledged change: a release behind the step, on the same connection, must
+//!   be answered first. Mutant `unanswered-transfer-not-settled`.
+//! - *A release waits for replicas, or overtakes an earlier handoff.* Where acquisitions wait for
+//!   replicas, as on Sentinel and Cluster by default, a release uses another connection. So no waiter
+//!   is claimed there.
+//! - *A writer passes readers of this client over.* While they wait, no waiter is claimed; those of
+//!   other clients count as clients that wait.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::super::settle::PendingRelease;
+use super::super::{HoldRef, RequestedHold};
+use crate::background::Counted;
+use crate::environment::random_fraction;
+use crate::error::{Error, Result};
+use crate::hold::{Chain, Handoff, HandoffParams, Hold, HoldSnapshot, To};
+use crate::lease::Lease;
+use crate::owner::Owner;
+use crate::step::Step;
+use crate::wait::ClaimedWaiter;
+
+/// The owner that a full release puts in the place of another one.
+pub(in super::super) struct Successor {
+    /// As the store knows it.
+    field: String,
+    lease: Lease,
+    /// `None`: no request of this client has this owner.
+    claimed: Option<Claimed>,
+}
+
+/// A waiter for which a release may acquire the object.
+struct Claimed {
+    waiter: ClaimedWaiter,
+    hold_ref: HoldRef,
+    /// Other clients get their turn after the same time as if the owner had not changed.
+    limit: Chain,
+    /// Whether the step has to ask if other clients wait.
+    asks: bool,
+}
+
+impl HoldRef {
+    /// Returns the successor of a full release of the hold `from`, if it has one.
+    pub(in super::super) fn successor(&self, from: &Hold, now: &HoldSnapshot) -> Option<Successor> {
+        let kept = {
+            let state = from.state();
+            match &state.adopts {
+                Some(ticket) => Some((ticket.field.to_string(), ticket.lease)),
+                None => state.period.retained_for(Instant::now()).map(|lease| {
+                    let keeper = self.session.id.owner_id(Owner::anonymous());
+                    (from.object.field(keeper.into()), lease)
+                }),
+            }
+        };
+        match kept {
+            Some((field, lease)) => Some(Successor {
+                field,
+                lease,
+                claimed: None,
+            }),
+            None if now.may_pass_on() => self.claim_waiter(from),
+            None => None,
+        }
+    }
+
+    /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
+    fn claim_waiter(&self, from: &Hold) -> Option<Successor> {
+        let session = &self.session;
+        if !from.kind.spec().store_handoff || session.waiting.channels.is_empty() {
+            return None;
+        }
+        let can_ask = session.store.counts_subscribers();
+        let (limit, asks) =
+            from.state()
+                .period
+                .chain
+                .store_handoff(can_ask, Instant::now(), random_fraction)?;
+        let waiter = session.waiting.claim_first(&from.object)?;
+        let hold_ref = session.claimed(&waiter.claim)?;
+        Some(Successor {
+            field: hold_ref.hold.field.to_string(),
+            lease: waiter.claim.lease,
+            claimed: Some(Claimed {
+                waiter,
+                hold_ref,
+                limit,
+                asks,
+            }),
+        })
+    }
+
+    /// Puts the successor in the place of the owner of `from`. Returns whether the owner held the
+    /// object. `None`: nothing has changed, so the object has to be released.
+    pub(in super::super) async fn hand_off(
+        &self,
+        from: &Arc<Hold>,
+        now: &HoldSnapshot,
+        successor: Successor,
+    ) -> Result<Option<bool>> {
+        let session = &self.session;
+        let Successor {
+            field,
+            lease,
+            claimed,
+        } = successor;
+        let to = claimed.as_ref().map_or(To::Keeper, |claimed| {
+            let channels = &session.waiting.channels;
+            let own_subscriptions = u32::from(channels.is_subscribed(from.object.channel()));
+            To::Waiter {
+                own_subscriptions: claimed.asks.then_some(own_subscriptions),
+            }
+        });
+        let receiver = claimed
+            .as_ref()
+            .map(|claimed| claimed.hold_ref.hold.clone());
+        let kind = &receiver.as_ref().unwrap_or(from).kind;
+        let step = kind.handoff(HandoffParams {
+            from,
+            successor: &field,
+            lease,
+            to,
+        });
+        // While a slot moves, a node can release a lock, but not run a step with another key as
+        // well.
+        let is_refused = |step: &Step<'_, _>| step.keys().len() > 1 && session.store.has_slots();
+        let Some(step) = step.filter(|step| !is_refused(step)) else {
+            return Ok(None);
+        };
+        let mut turn = receiver.as_ref().and_then(|receiver| receiver.try_turn());
+        let mut taker = None;
+        if let Some(claimed) = claimed {
+            let Claimed {
+                mut waiter,
+                hold_ref,
+                limit,
+                ..
+            } = claimed;
+            let begun = turn
+                .as_ref()
+                .and_then(|_| StoreHandoff::begin(hold_ref, lease, limit));
+            let Some(handoff) = begun else {
+                return Ok(None);
+            };
+            waiter.request_started();
+            taker = Some((waiter, handoff));
+        } else {
+            self.end_chain(from);
+        }
+        let release = PendingRelease::new(from, 0);
+        from.state().begin_release(0);
+        let (store, progress) = (&session.store, &release.progress);
+        let answer = store.run(&step, None, now.delivery(), progress).await;
+        release.record_result(&answer);
+        if let Some(turn) = &mut turn {
+            turn.record_result(&answer);
+        }
+        drop(turn);
+        let Some((waiter, mut handoff)) = taker else {
+            let answer = answer?;
+            let held = answer.reply != Handoff::NotHeld;
+            return self.released(from, now, 0, held, answer.repeated).map(Some);
+        };
+        if answer.is_err() && !release.progress.was_sent() {
+            handoff.settled();
+        }
+        let answer = match answer {
+            Err(Error::NotMovable { .. } | Error::Asked { .. }) => return Ok(None),
+            answer => answer?,
+        };
+        match answer.reply {
+            Handoff::Done { token } => {
+                (handoff.token, handoff.end) = (token, answer.sent_at + lease.duration());
+                let running = session.background.begin(&from.object);
+                waiter.offer(Counted::new(Box::new(handoff), running));
+            }
+            // The first of the repeated steps may have been applied. Dropping `handoff` settles that.
+            Handoff::NotHeld if answer.repeated => {}
+            Handoff::NotHeld => {
+                handoff.settled();
+                return Ok(None);
+            }
+            Handoff::Kept { others } => {
+                handoff.settled();
+                let others = Some(others);
+                from.state().period.chain.answered(Instant::now(), others);
+                return Ok(None);
+            }
+        }
+        let held = answer.reply != Handoff::NotHeld;
+        self.released(from, now, 0, held, answer.repeated).map(Some)
+    }
+}
+
+/// The hold of a waiter, or of a ticket, to which a handoff may have given the object. Dropping it
+/// settles the hold in the background.
+pub(crate) struct StoreHandoff {
+    /// `None` when there is nothing to settle: a waiter has taken it, or the handoff has been answered.
+    hold_ref: Option<HoldRef>,
+    /// Number of the handoff among the changes of the hold.
+    change: u64,
+    lease: Lease,
+    /// When the hold ends unless it is renewed.
+    end: Instant,
+    /// The fencing token of the waiter, if the kind has one.
+    token: u64,
+    limit: Chain,
+}
+
+impl StoreHandoff {
+    /// Begins a handoff to this hold. `None`: its owner has a hold, or must settle one first.
+    pub(super) fn begin(hold_ref: HoldRef, lease: Lease, limit: Chain) -> Option<StoreHandoff> {
+        let change = hold_ref.hold.state().begin_handoff(lease.duration())?;
+        Some(StoreHandoff {
+            hold_ref: Some(hold_ref),
+            change,
+            lease,
+            end: Instant::now(),
+            token: 0,
+            limit,
+        })
+    }
+
+    /// Adds a guard, if the hold is that of this request, and the handoff was its latest step.
+    /// Returns the fencing token, and when the hold ends unless it is renewed.
+    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
+        let HoldRef { session, hold, .. } = requested.hold_ref;
+        let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
+        if !self.hold_ref.as_ref().is_some_and(same) {
+            return None;
+        }
+        let _turn = hold.try_turn()?;
+        if !hold.state().accept_handoff(self.change) {
+            return None;
+        }
+        requested.add_guard(self.end).ok()?;
+        hold.state().period.chain = self.limit;
+        self.hold_ref = None;
+        session.guard_added(hold);
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");
+        Some((self.token, self.end))
+    }
+
+    /// Records that there is nothing to settle: the store has not handed the object off, or to a
+    /// ticket.
+    pub(super) fn settled(&mut self) {
+        if let Some(hold_ref) = self.hold_ref.take() {
+            hold_ref.hold.state().attempt_answered(self.change);
+        }
+    }
+}
+
+impl Drop for StoreHandoff {
+    fn drop(&mut self) {
+        if let Some(hold_ref) = self.hold_ref.take() {
+            hold_ref.settle_detached(self.lease.duration(), None);
+        }
+    }
+}
