@@ -337,7 +337,7 @@ impl Attempt for LockRequest<'_> {
         self.lock.kind.share()
     }
 
-    fn take(&mut self, offer: Offer) -> Option<(u64, Option<Instant>)> {
+    fn take(&mut self, offer: Offer, now: Instant) -> Option<(u64, Option<Instant>)> {
         let kind = &self.lock.kind;
         let offer = match offer.downcast::<StoreHandoff>() {
             Ok(handoff) => {
@@ -354,11 +354,11 @@ impl Attempt for LockRequest<'_> {
             return None;
         }
         let offer = offer.downcast::<LocalHandoff>().ok()?;
-        let handed_off = offer.accept(self.share(), self.requested.limits)?;
+        let handed_off = offer.accept(self.share(), self.requested.limits, now)?;
         let excludes = kind.spec().excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
-            let mut state = handed_off.hold()?.state();
+            let mut state = handed_off.hold()?.state_at(|| now);
             state.request = request;
             excludes.then_some(state.period.end)
         };

@@ -128,7 +128,10 @@ impl HoldGuard {
     /// Hands the hold over to a waiting request of this client, if it may be.
     fn hand_off(&self) -> Result<(), NoHandoff> {
         match self.terms.local_handoff {
-            true => LocalHandoff::offer(&self.hold_ref, self.terms, Instant::now()),
+            true => {
+                let now = Instant::now();
+                LocalHandoff::offer(&self.hold_ref, self.terms, now, now)
+            }
             false => Err(NoHandoff::Release),
         }
     }

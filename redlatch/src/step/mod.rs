@@ -120,7 +120,10 @@ impl<'a, R> Step<'a, R> {
 /// The keys of a step: no allocation of their own for those of most objects.
 pub(crate) type Keys<'a> = SmallVec<[Cow<'a, str>; 2]>;
 
-/// The arguments of a script behind its keys.
+/// The arguments of a script behind its keys. In all steps of one verb they have the same order. An
+/// acquisition: owner, lease, what else names the hold, count. A release: owner, channel, what else
+/// names the hold, count to keep, lease. A forced release: channel, what else names the hold. Then
+/// follows what only one kind has.
 pub(crate) type Args<'a> = SmallVec<[Arg<'a>; 4]>;
 
 #[derive(Debug, Clone)]

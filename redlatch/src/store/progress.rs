@@ -97,8 +97,8 @@ impl Progress {
     }
 
     /// Records that the request has joined a wait queue.
-    pub(crate) fn join_queue(&self, wait_queue: Arc<dyn ContactSource>) {
-        let joined = Some((wait_queue, Instant::now()));
+    pub(crate) fn join_queue(&self, wait_queue: Arc<dyn ContactSource>, joined: Instant) {
+        let joined = Some((wait_queue, joined));
         self.details(|details| details.wait_queue = joined);
         self.in_queue.store(true, Ordering::Relaxed);
     }

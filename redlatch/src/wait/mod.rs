@@ -125,8 +125,8 @@ pub(crate) trait Attempt: Send {
     /// Takes what was offered. Returns the grant, and when its lease ends without a renewal; `None`
     /// for the latter if the acquisition does not exclude the other waiters. `None` if this request
     /// cannot use the offer, which is released then.
-    fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Option<Instant>)> {
-        drop(offer);
+    fn take(&mut self, offer: Offer, now: Instant) -> Option<(Self::Grant, Option<Instant>)> {
+        drop((offer, now));
         None
     }
 
@@ -199,9 +199,12 @@ impl WaitQueues {
 
 /// Waits for the turn, and then as the first waiter of the queue.
 async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
-    attempt.progress().join_queue(waiter.contacts());
+    attempt
+        .progress()
+        .join_queue(waiter.contacts(), waiter.joined);
+    let mut now = Some(waiter.joined);
     let turn = loop {
-        match waiter.turn().await {
+        match waiter.turn(now.take()).await {
             Turn::Register => waiter.register(|since| attempt.registrar()(since)),
             Turn::Sleep => continue,
             turn => break turn,
@@ -218,11 +221,11 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
     }
     // Boxed: of many waiters, one is the first.
     Box::pin(async {
-        let (since, report, register) = (Instant::now(), attempt.reporter(), attempt.registrar());
+        let (report, register) = (attempt.reporter(), attempt.registrar());
         let mut waiting = pin!(wait_as_first(waiter, attempt));
         let long_wait = async {
             let remind = async {
-                sleep_until(waiter.joined() + REGISTERED_AFTER).await;
+                sleep_until(waiter.joined + REGISTERED_AFTER).await;
                 if waiter.register(register) {
                     loop {
                         waiter.remind_others();
@@ -231,6 +234,7 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
                 }
             };
             let report = async {
+                let since = Instant::now();
                 sleep_until(since + LONG_WAIT).await;
                 report(since).await;
             };
@@ -250,9 +254,10 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
 async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     waiter.subscription.ended().await;
     loop {
-        let (message, woken_at) = match waiter.next().await {
+        let (next, now) = waiter.next().await;
+        let (message, woken_at) = match next {
             Next::Take(offer) => {
-                let Some((grant, until)) = offer.end(|offer| attempt.take(offer)) else {
+                let Some((grant, until)) = offer.end(|offer| attempt.take(offer, now)) else {
                     continue;
                 };
                 waiter.queue(|queue| queue.took(until));

@@ -497,11 +497,6 @@ impl<W, O, C> Queue<W, O, C> {
         self.answered = true;
     }
 
-    /// Returns when a waiter has joined.
-    pub(super) fn joined(&self, number: u64) -> Option<Instant> {
-        Some(self.places.get(&number)?.joined)
-    }
-
     /// Records whether the wait of a waiter was registered.
     pub(super) fn registered(&mut self, number: u64, done: bool) {
         if let Some(place) = self.places.get_mut(&number) {

@@ -152,9 +152,9 @@ impl Attempt for Scripted {
     }
 
     /// An offer is the end of the lease.
-    fn take(&mut self, offer: Offer) -> Option<(u32, Option<Instant>)> {
+    fn take(&mut self, offer: Offer, now: Instant) -> Option<(u32, Option<Instant>)> {
         let end = offer.downcast::<Instant>().unwrap();
-        (*end > Instant::now()).then_some((7, Some(*end)))
+        (*end > now).then_some((7, Some(*end)))
     }
 
     async fn accept(&mut self, message: i64) -> Option<(u32, Instant)> {
@@ -770,9 +770,9 @@ fn taker(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scri
 
 fn offer(queues: &WaitQueues, end: Instant) {
     assert!(
-        queues.offer(&object(), Share::Whole, |_| Some(Counted::for_test(
-            Box::new(end)
-        )))
+        queues.offer(&object(), Share::Whole, Instant::now(), |_| Some(
+            Counted::for_test(Box::new(end))
+        ))
     );
 }
 
@@ -835,9 +835,11 @@ async fn waiter_takes_no_offer_by_default() {
     let waiting = tokio::time::timeout(2 * SECOND, queues.acquire(&mut one, true));
     let call = async {
         sleep(1).await;
-        assert!(!queues.offer(&object(), Share::Whole, |_| unreachable!(
-            "no waiter takes it"
-        )));
+        assert!(
+            !queues.offer(&object(), Share::Whole, Instant::now(), |_| unreachable!(
+                "no waiter takes it"
+            ))
+        );
     };
     assert!(tokio::join!(waiting, call).0.is_err());
 }
@@ -884,7 +886,7 @@ async fn waiter_misses_no_failure_while_it_registers() {
         failing.fail_all();
     }));
     let remind = async {
-        assert!(matches!(first.turn().await, Turn::First { .. }));
+        assert!(matches!(first.turn(None).await, Turn::First { .. }));
         sleep(2).await;
         // Without an outage that is a reminder.
         first.fail_all();
@@ -906,14 +908,14 @@ async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
         Some(Counted::for_test(offer))
     };
     for _ in 0..2 {
-        assert!(queues.offer(&object, Share::Whole, offer));
+        assert!(queues.offer(&object, Share::Whole, Instant::now(), offer));
         tokio::time::sleep(Duration::from_millis(9)).await;
         assert_eq!(Arc::strong_count(&offered), 2);
         tokio::time::sleep(Duration::from_millis(2)).await;
         assert_eq!(Arc::strong_count(&offered), 1);
     }
-    assert!(queues.offer(&object, Share::Whole, offer));
+    assert!(queues.offer(&object, Share::Whole, Instant::now(), offer));
     queues.drop_offers();
     assert_eq!(Arc::strong_count(&offered), 1);
-    assert!(!queues.offer(&object, Share::Whole, |_| None));
+    assert!(!queues.offer(&object, Share::Whole, Instant::now(), |_| None));
 }

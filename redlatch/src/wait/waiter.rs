@@ -80,6 +80,8 @@ pub(super) struct Waiter {
     object: Arc<ObjectQueues>,
     kind: QueueKind,
     number: u64,
+    /// When it has joined the queue.
+    pub(super) joined: Instant,
     registered: OnceLock<Box<RegisteredWait>>,
 }
 
@@ -164,12 +166,13 @@ impl WaitQueues {
                 .claim()
                 .map_or(Serves::Not, |claim| Serves::Claim(Box::new(claim))),
         };
-        let number = {
+        let (number, joined) = {
             let mut state = object.lock();
+            let joined = Instant::now();
             if answered {
                 state.queues.queue(kind).has_answer();
             }
-            state.queues.join(kind, share, serves, Instant::now())
+            (state.queues.join(kind, share, serves, joined), joined)
         };
         Waiter {
             queues: self.clone(),
@@ -177,6 +180,7 @@ impl WaitQueues {
             object,
             kind,
             number,
+            joined,
             registered: OnceLock::new(),
         }
     }
@@ -188,6 +192,7 @@ impl WaitQueues {
         &self,
         object: &ObjectKeys,
         share: Share,
+        now: Instant,
         offer: impl FnOnce(bool) -> Option<Counted<Offer>>,
     ) -> bool {
         let Some(object) = self.channels.queues_of(object) else {
@@ -197,7 +202,7 @@ impl WaitQueues {
             let takes_it = queues.takes_offer(share);
             let queue = queues.exclusive();
             let offer = takes_it.then(|| offer(queue.is_crowded()))??;
-            Some(queue.offer(offer, share, Instant::now()))
+            Some(queue.offer(offer, share, now))
         });
         outdated.is_some()
     }
@@ -352,14 +357,13 @@ impl Waiter {
         access(self.object.lock().queues.queue(self.kind))
     }
 
-    /// Waits for something to do, as a waiter that is not the first yet.
-    pub(super) fn turn(&self) -> impl Future<Output = Turn> {
-        poll_fn(|cx| {
+    /// Waits for something to do, as a waiter that is not the first yet. `now`: if the time is known.
+    pub(super) fn turn(&self, mut now: Option<Instant>) -> impl Future<Output = Turn> {
+        poll_fn(move |cx| {
+            let now = now.take().unwrap_or_else(Instant::now);
             let is_subscribed = self.subscription.is_subscribed();
             let (kind, number) = (self.kind, self.number);
-            let turn = |queues: &mut ClientQueues| {
-                queues.turn(kind, number, Instant::now(), is_subscribed)
-            };
+            let turn = |queues: &mut ClientQueues| queues.turn(kind, number, now, is_subscribed);
             match self.decide(cx, turn, |turn| matches!(turn, Turn::Sleep)) {
                 Turn::Sleep => Poll::Pending,
                 turn => Poll::Ready(turn),
@@ -367,17 +371,18 @@ impl Waiter {
         })
     }
 
-    /// Waits for something to do, as the first waiter.
-    pub(super) async fn next(&self) -> Next<Counted<Offer>> {
+    /// Waits for something to do, as the first waiter. Returns when that was decided, too.
+    pub(super) async fn next(&self) -> (Next<Counted<Offer>>, Instant) {
         loop {
-            let next = |queues: &mut ClientQueues| queues.queue(self.kind).next(Instant::now());
+            let now = Instant::now();
+            let next = |queues: &mut ClientQueues| queues.queue(self.kind).next(now);
             let sleeps = |next: &_| matches!(next, Next::Sleep(_));
             let next = poll_fn(|cx| Poll::Ready(self.decide(cx, next, sleeps))).await;
             let waking = poll_fn(|cx| self.poll_woken(cx));
             match next {
                 Next::Sleep(Some(until)) => drop(timeout_at(until, waking).await),
                 Next::Sleep(None) => waking.await,
-                next => return next,
+                next => return (next, now),
             }
         }
     }
@@ -435,19 +440,13 @@ impl Waiter {
         }
     }
 
-    /// Returns when this waiter has joined the queue.
-    pub(super) fn joined(&self) -> Instant {
-        let joined = self.queue(|queue| queue.joined(self.number));
-        joined.unwrap_or_else(Instant::now)
-    }
-
     /// Registers the wait. Returns whether it is registered.
     pub(super) fn register(
         &self,
         register: impl FnOnce(Instant) -> Option<RegisteredWait>,
     ) -> bool {
         if self.registered.get().is_none()
-            && let Some(wait) = register(self.joined())
+            && let Some(wait) = register(self.joined)
         {
             let _ = self.registered.set(Box::new(wait));
         }

@@ -135,8 +135,13 @@ impl Watchdog {
 
     /// Starts to watch a hold, or updates when it is due.
     pub(crate) fn watch(&self, hold: &Arc<Hold>) {
+        self.watch_at(hold, Instant::now());
+    }
+
+    /// The same, now.
+    pub(crate) fn watch_at(&self, hold: &Arc<Hold>, now: Instant) {
         let state = &mut *self.core.state.lock();
-        self.core.watch(&mut state.schedule, hold);
+        self.core.watch(&mut state.schedule, hold, now);
         let runs = |task: &AbortHandle| !task.is_finished();
         if state.task.as_ref().is_some_and(runs) {
             if state.schedule.wakes_too_late() {
@@ -198,8 +203,7 @@ impl Core {
     }
 
     /// Has the schedule watch a hold, unless that has ended.
-    fn watch(&self, schedule: &mut Schedule, hold: &Arc<Hold>) {
-        let now = Instant::now();
+    fn watch(&self, schedule: &mut Schedule, hold: &Arc<Hold>, now: Instant) {
         let mut state = hold.state_at(|| now);
         if let Some(watch) = state.next_watch(self.times(), now) {
             return schedule.watch(&mut state.watchdog.place, hold, watch);
@@ -221,9 +225,10 @@ impl Core {
 
     /// Has holds renewed or checked now.
     fn check(&self, schedule: &mut Schedule, holds: &[Arc<Hold>]) {
+        let now = Instant::now();
         for hold in holds {
             hold.watchdog_state(|state| state.suspect = true);
-            self.watch(schedule, hold);
+            self.watch(schedule, hold, now);
         }
     }
 
@@ -370,9 +375,10 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         let schedule = &mut self.core.state.lock().schedule;
         schedule.batch_ended(&self.batch);
+        let now = Instant::now();
         for (_, hold) in &self.batch.holds {
             hold.watchdog_state(|state| state.renewing = false);
-            self.core.watch(schedule, hold);
+            self.core.watch(schedule, hold, now);
         }
     }
 }

@@ -353,7 +353,7 @@ async fn hold_with_step_in_progress_is_skipped_for_a_second() {
 fn schedule(watchdog: &Watchdog, holds: &[Watched]) {
     for one in holds {
         let core = &watchdog.core;
-        core.watch(&mut core.state.lock().schedule, &one.hold);
+        core.watch(&mut core.state.lock().schedule, &one.hold, Instant::now());
     }
 }
 

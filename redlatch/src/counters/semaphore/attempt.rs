@@ -118,7 +118,7 @@ impl Attempt for PermitsRequest<'_> {
         Share::Permits(self.semaphore.permits)
     }
 
-    fn take(&mut self, offer: Offer) -> Option<(HeldPermits, Option<Instant>)> {
+    fn take(&mut self, offer: Offer, _: Instant) -> Option<(HeldPermits, Option<Instant>)> {
         let offered = offer.downcast::<OfferedPermits>().ok()?;
         Some((offered.take(self.share(), &self.semaphore.session)?, None))
     }

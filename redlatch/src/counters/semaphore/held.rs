@@ -167,11 +167,9 @@ impl HeldPermits {
         let (Some(chain), Some(session)) = (chain, session) else {
             return false;
         };
-        let (object, share) = (self.object.clone(), self.share());
-        let offered = session.offer(&object, share, |can_ask| {
-            let asks = chain
-                .lock()
-                .local_handoff(can_ask, Instant::now(), random_fraction)?;
+        let (object, share, now) = (self.object.clone(), self.share(), Instant::now());
+        let offered = session.offer(&object, share, now, |can_ask| {
+            let asks = chain.lock().local_handoff(can_ask, now, random_fraction)?;
             let held = HeldPermits {
                 pending: self.pending.take(),
                 permits: self.permits,

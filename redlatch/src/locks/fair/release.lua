@@ -3,13 +3,13 @@
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  owner
--- ARGV[2]  hold count to keep
--- ARGV[3]  lease in ms; 0: do not change the expiry
--- ARGV[4]  channel
+-- ARGV[2]  channel
+-- ARGV[3]  hold count to keep
+-- ARGV[4]  lease in ms; 0: do not change the expiry
 -- ARGV[5]  grace period in ms
 -- ARGV[6]  the key of the requests to release the lock, from which the owner is removed; empty: it is not
 -- Returns  1: done; 0: this owner does not hold the lock
-local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local owner, channel, keep, lease = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 if ARGV[6] ~= '' then
     -- pcall: without permission, or while the slot moves, the request remains until it expires.
     redis.pcall('ZREM', ARGV[6], owner)

@@ -297,9 +297,9 @@ pub(super) fn release<'a>(
     let requests = params.requests_key();
     let args = args![
         &*hold.field,
+        hold.object.channel(),
         keep,
         lease,
-        hold.object.channel(),
         grace,
         // The script of the election has further arguments behind it.
         requests.clone().unwrap_or_default(),

@@ -1,14 +1,14 @@
 -- Releases a value, whichever owner holds it, and wakes waiters.
 --
 -- KEYS[1]  the group: see holders.lua
--- ARGV[1]  value
--- ARGV[2]  channel
+-- ARGV[1]  channel
+-- ARGV[2]  value
 -- Returns  1: released, 0: it was free
-local owner = redis.call('HGET', KEYS[1], ARGV[1])
-local left = owner and remaining(KEYS[1], ARGV[1], owner) or 0
+local owner = redis.call('HGET', KEYS[1], ARGV[2])
+local left = owner and remaining(KEYS[1], ARGV[2], owner) or 0
 if left == 0 then
     return 0
 end
-redis.call('HDEL', KEYS[1], ARGV[1], end_field(ARGV[1], owner), count_field(ARGV[1], owner))
-wake(ARGV[2])
+redis.call('HDEL', KEYS[1], ARGV[2], end_field(ARGV[2], owner), count_field(ARGV[2], owner))
+wake(ARGV[1])
 return 1

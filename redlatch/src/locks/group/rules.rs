@@ -209,7 +209,7 @@ pub(super) fn release<'a>(
         None => keys.object.channel(),
         Some(_) => "",
     };
-    let mut args = args![&*hold.field, &*keys.value, channel];
+    let mut args = args![&*hold.field, channel, &*keys.value];
     if keep > 0 {
         args.extend(args![keep, lease]);
         args.extend(restored_lease.map(Arg::from));
@@ -301,7 +301,7 @@ pub(super) fn force(keys: &GroupKeys) -> Step<'_, bool> {
     Step::new(
         script!("../expire.lua", "holders.lua", "force.lua"),
         [keys.object.key()],
-        args![&*keys.value, keys.object.channel()],
+        args![keys.object.channel(), &*keys.value],
         ScriptReply::flag,
         move |keyspace| {
             let mut state = ValueState { keyspace, keys };

@@ -3,16 +3,16 @@
 --
 -- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count
 -- ARGV[1]  owner
--- ARGV[2]  hold count to keep
--- ARGV[3]  lease in ms; 0: do not change the expiry
--- ARGV[4]  prefix of the holds' timeout keys
--- ARGV[5]  channel
+-- ARGV[2]  channel
+-- ARGV[3]  hold count to keep
+-- ARGV[4]  lease in ms; 0: do not change the expiry
+-- ARGV[5]  prefix of the holds' timeout keys
 -- Returns  1: done, 0: the owner does not read
-local owner, keep, lease, prefix = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local owner, keep, lease, prefix = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
     -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters.
-    redis.call('PUBLISH', ARGV[5], '0')
+    redis.call('PUBLISH', ARGV[2], '0')
     return 0
 end
 local fields = redis.call('HMGET', KEYS[1], 'mode', owner)
@@ -47,7 +47,7 @@ end
 if mode == 'write' then
     -- The owner also writes: its write hold does not change.
     if keep > 0 and lease > 0 and left < lease then
-        redis.call('PEXPIRE', KEYS[1], ARGV[3])
+        redis.call('PEXPIRE', KEYS[1], ARGV[4])
     end
     return held
 end
@@ -60,6 +60,6 @@ end
 -- Writers sleep until the expiry that they received. If it is now much earlier, they are woken: the
 -- remaining readers may be dead and never release.
 if longest == 0 or left == -1 or left - longest >= 1000 then
-    redis.call('PUBLISH', ARGV[5], '0')
+    redis.call('PUBLISH', ARGV[2], '0')
 end
 return held

@@ -6,7 +6,7 @@
 -- ARGV[7]  the candidate to be next; empty: the head of the queue
 -- ARGV[8]  how long the next candidate keeps its turn at most, in ms
 -- Returns  as `release_lock`
-local leader, keep, channel, successor = ARGV[1], ARGV[2], ARGV[4], ARGV[7]
+local leader, channel, keep, successor = ARGV[1], ARGV[2], ARGV[3], ARGV[7]
 
 -- Moves a candidate to the head of the queue, if it waits. Its wait time is the distance of its timeout to that of the
 -- waiter before it. The waiters that it overtakes time out so much later, those behind it as before.

@@ -100,16 +100,17 @@ impl LocalHandoff {
         hold_ref: &HoldRef,
         terms: Terms,
         released_at: Instant,
+        now: Instant,
     ) -> Result<(), NoHandoff> {
         let (session, hold) = (&hold_ref.session, &hold_ref.hold);
-        session.offer(&hold.object, hold.kind.share(), |can_ask| {
+        session.offer(&hold.object, hold.kind.share(), now, |can_ask| {
             if !hold_ref.is_only_one() {
                 return Err(NoHandoff::Release);
             }
             let lease = terms.lease.duration();
             let asks = hold
-                .state()
-                .local_handoff(lease, can_ask, released_at, Instant::now())?;
+                .state_at(|| now)
+                .local_handoff(lease, can_ask, released_at, now)?;
             Ok(Box::new(LocalHandoff {
                 hold_ref: Some(hold_ref.take()),
                 terms,
@@ -129,7 +130,7 @@ impl LocalHandoff {
         hold.state().period.end_limits();
         let asking = session.check_handoff(&hold.object, hold);
         let _ = timeout(ASK_LIMIT, asking).await;
-        LocalHandoff::offer(hold_ref, terms, released_at)
+        LocalHandoff::offer(hold_ref, terms, released_at, Instant::now())
     }
 
     /// The same in the background, for a dropped guard, whose reference it takes. Releases the hold if it is not offered.
@@ -158,10 +159,11 @@ impl LocalHandoff {
         self: Box<Self>,
         share: Share,
         limits: Option<&HoldLimits>,
+        now: Instant,
     ) -> Option<Box<LocalHandoff>> {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
         let is_available = {
-            let state = hold.state();
+            let state = hold.state_at(|| now);
             state.held_period().is_some() && !state.period.is_asked() && !state.is_doubtful()
         };
         if hold.kind.share() != share || !is_available {
@@ -172,7 +174,7 @@ impl LocalHandoff {
             session.check_in_background(&hold.object, hold);
         }
         // The watchdog's task may have ended with the runtime of an earlier guard.
-        session.watchdog.watch(hold);
+        session.watchdog.watch_at(hold, now);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "handed over");
         Some(self)
     }
@@ -204,10 +206,11 @@ impl Session {
         &self,
         object: &Arc<ObjectKeys>,
         share: Share,
+        now: Instant,
         offer: impl FnOnce(bool) -> Result<Offer, NoHandoff>,
     ) -> Result<(), NoHandoff> {
         let mut refusal = NoHandoff::Release;
-        let offered = self.waiting.offer(object, share, |is_crowded| {
+        let offered = self.waiting.offer(object, share, now, |is_crowded| {
             let can_ask = share == Share::Whole && self.store.counts_subscribers() && !is_crowded;
             let offer = offer(can_ask).map_err(|refused| refusal = refused).ok()?;
             Some(Counted::new(offer, self.background.begin(object)))

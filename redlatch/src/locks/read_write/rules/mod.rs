@@ -161,7 +161,7 @@ pub(super) fn force(keys: &ReadWriteKeys, side: Mode) -> Step<'_, bool> {
     Step::new(
         script!(undeclared "../readers.lua", "../sides.lua", "../force.lua"),
         [keys.read.key()],
-        args![name_of(side), &*keys.timeouts_prefix, keys.read.channel()],
+        args![keys.read.channel(), name_of(side), &*keys.timeouts_prefix],
         move |reply| parse_forced(&keys.read, reply),
         move |keyspace| {
             let Some((mode, holds)) = find(keyspace, &keys.read)? else {

@@ -112,10 +112,10 @@ pub(in super::super) fn release<'a>(
     let ReleaseParams { hold, keep, lease } = params;
     let args = args![
         &*hold.field,
+        hold.object.channel(),
         keep,
         lease,
         &*keys.timeouts_prefix,
-        hold.object.channel(),
     ];
     Step::new(
         script!(undeclared "../readers.lua", "../read_release.lua"),

@@ -144,10 +144,10 @@ pub(in super::super) fn release<'a>(
     let requests = params.requests_key();
     let mut args = args![
         &*hold.field,
+        hold.object.channel(),
         keep,
         lease,
         &*keys.timeouts_prefix,
-        hold.object.channel(),
     ];
     args.extend(requests.clone().map(Arg::from));
     Step::new(
