@@ -162,10 +162,9 @@ impl Cluster {
 
     /// Returns the error for slots whose owner is not known: that of the latest query if no node has answered it.
     pub(super) fn without_owner(&self, otherwise: &str) -> ExchangeError {
-        // Of the query: the step itself was not sent.
         match self.unanswered.lock().clone() {
             Some(failure) if failure.is_permanent() => failure,
-            Some(failure) => ExchangeError::not_executed(failure.reason()),
+            Some(failure) => failure.before_the_step(),
             None => ExchangeError::not_executed(otherwise),
         }
     }
@@ -468,12 +467,8 @@ async fn fetch_slots(
     connection: &Arc<ReconnectingConnection>,
 ) -> Result<SlotReport, ExchangeError> {
     let live = connection.get_or_connect().await?;
-    let info = connection
-        .query(&live, &Cmd::of(&["CLUSTER", "INFO"]))
-        .await?;
-    let slots = connection
-        .query(&live, &Cmd::of(&["CLUSTER", "SLOTS"]))
-        .await?;
+    let info = live.query(&Cmd::of(&["CLUSTER", "INFO"])).await?;
+    let slots = live.query(&Cmd::of(&["CLUSTER", "SLOTS"])).await?;
     let unexpected = || ExchangeError::not_executed("unexpected reply");
     let info = info.as_text().ok_or_else(unexpected)?;
     let epoch = info_field(info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok());

@@ -53,10 +53,21 @@ pub(super) struct ReconnectingConnection {
     target: Target,
     /// For commands without an answer.
     room: Arc<Semaphore>,
-    shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
     /// The other connections to the same server, which leave it with this one.
     siblings: Mutex<Vec<Weak<ReconnectingConnection>>>,
+    subscriber: SharedSubscriber,
+    subscription_mode: SubscriptionMode,
+    capabilities: Arc<Capabilities>,
+    live: Mutex<Option<Established>>,
+    /// The subscribed channels; where subscriptions are restored, the channels to restore.
+    channels: Mutex<BTreeSet<String>>,
+    /// When a connection was lost and that was logged, until there is a new one.
+    lost_at: Mutex<Option<Instant>>,
+    /// The latest connection to a server without sharded channels.
+    without_sharded_channels: AtomicU64,
+    /// Tracks which server process the connections lead to, if that matters.
+    run_id_tracker: Option<RunIdTracker>,
 }
 
 /// Where the server of a connection is.
@@ -115,21 +126,6 @@ struct Connecting {
 
 type Outcome = Receiver<Result<LiveConnection, ExchangeError>>;
 
-struct Shared {
-    subscriber: SharedSubscriber,
-    subscription_mode: SubscriptionMode,
-    capabilities: Arc<Capabilities>,
-    live: Mutex<Option<Established>>,
-    /// The subscribed channels; where subscriptions are restored, the channels to restore.
-    channels: Mutex<BTreeSet<String>>,
-    /// When a connection was lost and that was logged, until there is a new one.
-    lost_at: Mutex<Option<Instant>>,
-    /// The latest connection to a server without sharded channels.
-    without_sharded_channels: AtomicU64,
-    /// Tracks which server process the connections lead to, if that matters.
-    run_id_tracker: Option<RunIdTracker>,
-}
-
 /// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an old one do not end a
 /// new one.
 pub(super) type Generation = u64;
@@ -165,23 +161,20 @@ impl ReconnectingConnection {
         capabilities: Arc<Capabilities>,
         run_id_tracker: Option<RunIdTracker>,
     ) -> Arc<ReconnectingConnection> {
-        let shared = Shared {
-            subscriber,
-            subscription_mode,
-            capabilities,
-            live: Mutex::new(None),
-            channels: Mutex::new(BTreeSet::new()),
-            lost_at: Mutex::default(),
-            without_sharded_channels: AtomicU64::new(0),
-            run_id_tracker,
-        };
         Arc::new(ReconnectingConnection {
             config,
             target,
             room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
-            shared: Arc::new(shared),
             connecting: Mutex::default(),
             siblings: Mutex::default(),
+            subscriber,
+            subscription_mode,
+            capabilities,
+            live: Mutex::default(),
+            channels: Mutex::default(),
+            lost_at: Mutex::default(),
+            without_sharded_channels: AtomicU64::new(0),
+            run_id_tracker,
         })
     }
 
@@ -206,7 +199,7 @@ impl ReconnectingConnection {
             self.target.clone(),
             subscriber,
             SubscriptionMode::Reports,
-            self.shared.capabilities.clone(),
+            self.capabilities.clone(),
             None,
         );
         let mut siblings = self.siblings.lock();
@@ -222,14 +215,14 @@ impl ReconnectingConnection {
         connecting.pace.reset();
         connecting.retry.notify_waiters();
         drop(connecting);
-        if let Some(run_id_tracker) = &self.shared.run_id_tracker {
+        if let Some(run_id_tracker) = &self.run_id_tracker {
             run_id_tracker.report_replaced();
         }
     }
 
     /// Records which server process a new connection leads to.
     async fn record_run_id(&self, live: LiveConnection) {
-        let Some(run_id_tracker) = &self.shared.run_id_tracker else {
+        let Some(run_id_tracker) = &self.run_id_tracker else {
             return;
         };
         let current = match &self.target {
@@ -250,7 +243,7 @@ impl ReconnectingConnection {
 
     /// Returns the current connection or makes a new one. Concurrent callers share one try to connect.
     pub(super) async fn get_or_connect(self: &Arc<Self>) -> Result<LiveConnection, ExchangeError> {
-        if let Some(live) = self.shared.live() {
+        if let Some(live) = self.live() {
             return Ok(live);
         }
         let outcome = match self.join_connecting() {
@@ -264,7 +257,7 @@ impl ReconnectingConnection {
 
     /// Records that a step was answered on this connection.
     pub(super) fn record_answer(&self, live: &LiveConnection) {
-        if live.wire.record_answer() && self.shared.is_live(live.generation) {
+        if live.wire.record_answer() && self.is_live(live.generation) {
             let mut connecting = self.connecting.lock();
             // A replica answers reads: each of its connections would be followed by another one at
             // once.
@@ -277,12 +270,12 @@ impl ReconnectingConnection {
 
     /// Returns whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
-        self.shared.live.lock().is_some()
+        self.live.lock().is_some()
     }
 
     /// Returns the address of the current connection.
     pub(super) fn address(&self) -> Option<String> {
-        let live = self.shared.live.lock();
+        let live = self.live.lock();
         live.as_ref().map(|established| established.address.clone())
     }
 
@@ -301,7 +294,7 @@ impl ReconnectingConnection {
     /// connection if it was just made.
     fn join_connecting(self: &Arc<Self>) -> Result<LiveConnection, Outcome> {
         let mut connecting = self.connecting.lock();
-        if let Some(live) = self.shared.live() {
+        if let Some(live) = self.live() {
             return Ok(live);
         }
         if let Some(outcome) = &connecting.outcome
@@ -343,7 +336,10 @@ impl ReconnectingConnection {
         Err(outcome)
     }
 
-    async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
+    async fn connect(
+        self: &Arc<Self>,
+        generation: Generation,
+    ) -> Result<LiveConnection, ExchangeError> {
         let (address, endpoint) = match &self.target {
             Target::Fixed(address) | Target::Replicated(address) => (address.clone(), None),
             Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
@@ -357,9 +353,9 @@ impl ReconnectingConnection {
                 (Address::Tcp(endpoint.clone()), Some(endpoint))
             }
         };
-        let on_push = push_handler(Arc::downgrade(&self.shared), generation);
-        let metrics = self.shared.subscriber.metrics();
-        let mode = self.shared.subscription_mode;
+        let on_push = PushReceiver::new(self, generation);
+        let metrics = self.subscriber.metrics();
+        let mode = self.subscription_mode;
         let connecting = self.config.connect(&address, metrics, on_push, mode);
         let (guard, protocol) = connecting.await?;
         let mut live = LiveConnection {
@@ -374,13 +370,13 @@ impl ReconnectingConnection {
                     "reports of changed keys require RESP3, which it does not support".into();
                 return Err(Error::UnsupportedServer { reason }.into());
             }
-            self.shared.capabilities.record_subscribes_apart();
+            self.capabilities.record_subscribes_apart();
         }
         let mut leads_to_master = true;
         let identity = match &self.target {
             Target::Fixed(address) => Some(address.to_string()),
             Target::Replicated(_) => {
-                let (run_id, role) = tokio::join!(query_run_id(&live), query_role(&live));
+                let (run_id, role) = tokio::join!(query_run_id(&live), live.ask(&["ROLE"]));
                 // A server that does not tell counts as one.
                 leads_to_master = role?.elements().and_then(role_of) != Some("slave");
                 run_id?
@@ -424,12 +420,12 @@ impl ReconnectingConnection {
     /// Subscribes to all restored channels, and then makes the connection available.
     async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
         let live = established.live.clone();
-        let restored: BTreeSet<String> = match self.shared.subscription_mode {
-            SubscriptionMode::Restored if self.shared.capabilities.subscribes_apart() => {
-                self.shared.end_all_channels();
+        let restored: BTreeSet<String> = match self.subscription_mode {
+            SubscriptionMode::Restored if self.capabilities.subscribes_apart() => {
+                self.end_all_channels();
                 BTreeSet::new()
             }
-            SubscriptionMode::Restored => self.shared.channels.lock().clone(),
+            SubscriptionMode::Restored => self.channels.lock().clone(),
             SubscriptionMode::Unrestored
             | SubscriptionMode::Sharded
             | SubscriptionMode::Apart
@@ -446,30 +442,30 @@ impl ReconnectingConnection {
             if connecting.invalidated >= live.generation {
                 return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
             }
-            let channels = self.shared.channels.lock();
+            let channels = self.channels.lock();
             let unwanted = restored.difference(&channels).map(String::as_str);
             let unwanted: Vec<&str> = unwanted.collect();
             // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
             // wanted again is subscribed to behind that.
             if !unwanted.is_empty() {
-                let mode = self.shared.subscription_mode;
+                let mode = self.subscription_mode;
                 drop(live.send(subscribing(false, mode, &unwanted), None));
             }
-            *self.shared.live.lock() = Some(established);
+            *self.live.lock() = Some(established);
         }
         // Nobody else notices an end that came before the connection was live.
         if live.wire.has_ended() {
             self.discard(&live);
             return Err(live.ended(false));
         }
-        self.shared.on_connected(&address);
+        self.on_connected(&address);
         Ok(())
     }
 
     /// Makes every later connection subscribe to a channel, where subscriptions are restored.
     pub(super) fn subscribe_on_reconnect(&self, channel: &str) {
-        if self.shared.subscription_mode == SubscriptionMode::Restored {
-            self.shared.record_subscription(channel);
+        if self.subscription_mode == SubscriptionMode::Restored {
+            self.record_subscription(channel);
         }
     }
 
@@ -480,21 +476,12 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         let room = self.room().await;
         let live = self.get_or_connect().await?;
-        self.record_subscribing(&live, channel)?;
+        self.record_subscribing(live.generation, channel)?;
         let subscribed = self.set_subscribed(&live, true, channel, room).await;
         self.subscribed(channel, &subscribed);
         subscribed?;
         self.record_answer(&live);
         Ok(())
-    }
-
-    /// Records that a channel is about to be subscribed to, so that the subscription can be ended if the caller goes away.
-    pub(super) fn record_subscribing(
-        &self,
-        live: &LiveConnection,
-        channel: &str,
-    ) -> Result<(), ExchangeError> {
-        self.shared.record_subscription_on(live.generation, channel)
     }
 
     /// Handles the answer to a subscription.
@@ -506,16 +493,16 @@ impl ReconnectingConnection {
             answer,
             Ok(()) | Err(Unanswered(_) | NotExecuted(_) | Busy(_))
         ) {
-            self.shared.channels.lock().remove(channel);
+            self.channels.lock().remove(channel);
         }
     }
 
     /// Ends the subscription of a channel, if there may be one, here and on the current connection.
     pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), ExchangeError> {
-        if !self.shared.channels.lock().remove(channel) {
+        if !self.channels.lock().remove(channel) {
             return Ok(());
         }
-        match self.shared.live() {
+        match self.live() {
             Some(live) => self.set_subscribed(&live, false, channel, None).await,
             None => Ok(()),
         }
@@ -529,7 +516,7 @@ impl ReconnectingConnection {
         channel: &str,
         room: Option<Room>,
     ) -> Result<(), ExchangeError> {
-        let mode = match self.shared.subscription_mode {
+        let mode = match self.subscription_mode {
             SubscriptionMode::Sharded if self.lacks_sharded_channels(live.generation) => {
                 SubscriptionMode::Unrestored
             }
@@ -542,7 +529,7 @@ impl ReconnectingConnection {
             && mode == SubscriptionMode::Sharded
             && is_unknown_command(&error.to_string())
         {
-            let newest = &self.shared.without_sharded_channels;
+            let newest = &self.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
             sending = live.send(how(SubscriptionMode::Unrestored), None);
             answer = live.answer(sending).await?;
@@ -553,19 +540,24 @@ impl ReconnectingConnection {
     /// Handles that the server runs no commands on this connection, because it has subscriptions: from now on they have one of
     /// their own. Their waiters ask again.
     pub(super) fn subscribe_apart(&self, live: &LiveConnection) {
-        self.shared.subscribe_apart();
+        self.record_subscribes_apart();
         self.leave(live);
+    }
+
+    fn record_subscribes_apart(&self) {
+        self.capabilities.record_subscribes_apart();
+        self.end_all_channels();
     }
 
     /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
     /// another connection.
     fn lacks_sharded_channels(&self, generation: Generation) -> bool {
-        self.shared.without_sharded_channels.load(Ordering::Relaxed) == generation
+        self.without_sharded_channels.load(Ordering::Relaxed) == generation
     }
 
     /// Returns whether there is a connection to a server that is known to have no sharded channels.
     pub(super) fn is_without_sharded_channels(&self) -> bool {
-        let live = self.shared.live.lock();
+        let live = self.live.lock();
         let generation = live.as_ref().map(|established| established.live.generation);
         generation.is_some_and(|generation| self.lacks_sharded_channels(generation))
     }
@@ -575,7 +567,6 @@ impl ReconnectingConnection {
     pub(super) fn end_moved_subscriptions(&self, has_moved: impl Fn(&str) -> bool) {
         if self.is_without_sharded_channels()
             && self
-                .shared
                 .channels
                 .lock()
                 .iter()
@@ -585,35 +576,9 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Sends a command, and waits for its answer. An error reply is an error.
-    pub(super) async fn query(
-        &self,
-        live: &LiveConnection,
-        cmd: &Cmd,
-    ) -> Result<ScriptReply, ExchangeError> {
-        match self.query_node(live, cmd, Preamble::None, None).await? {
-            ScriptReply::Error(error) => Err(ExchangeError::from_reply(&error, "")),
-            answer => Ok(answer),
-        }
-    }
-
-    /// Sends a command behind a preamble, and waits for its answer, which may be an error reply.
-    pub(super) async fn query_node(
-        &self,
-        live: &LiveConnection,
-        cmd: &Cmd,
-        preamble: Preamble,
-        room: Option<Room>,
-    ) -> Result<ScriptReply, ExchangeError> {
-        match preamble {
-            Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd, room)).await,
-            preamble => live.reply(live.start(cmd, preamble, room)).await,
-        }
-    }
-
     /// Sends one command so that the server reports later changes of its keys. Each time from the start, because a new
     /// connection starts without.
-    async fn query_with_tracking(
+    pub(super) async fn query_tracked(
         &self,
         live: &LiveConnection,
         cmd: &Cmd,
@@ -625,7 +590,7 @@ impl ReconnectingConnection {
         let [on, next, sent] = live.wire.send_all(commands, room);
         let asked = async { Ok([live.reply(on).await?, live.reply(next).await?]) };
         let asked: Result<_, ExchangeError> = asked.await;
-        if let Some(run_id_tracker) = &self.shared.run_id_tracker {
+        if let Some(run_id_tracker) = &self.run_id_tracker {
             run_id_tracker.tracked(asked.as_ref().ok().map(|answers| answers.as_slice()));
         }
         live.reply(sent).await
@@ -641,13 +606,13 @@ impl ReconnectingConnection {
 
     /// Returns whether the server is asked to report changes of keys, on this connection.
     pub(super) fn is_tracking(&self, live: &LiveConnection) -> bool {
-        let run_id_tracker = self.shared.run_id_tracker.as_ref();
+        let run_id_tracker = self.run_id_tracker.as_ref();
         live.has_resp3 && run_id_tracker.is_some_and(RunIdTracker::is_tracking)
     }
 
     /// Stops using this connection, in any state. A connection that has replaced it stays in use.
     pub(super) fn discard(&self, live: &LiveConnection) {
-        drop(self.shared.detach(live.generation));
+        drop(self.detach(live.generation));
     }
 
     /// Stops using this connection, because its server is a replica: the next one may lead to the
@@ -671,13 +636,13 @@ impl ReconnectingConnection {
     /// may be cut off, and no longer tell its waiters anything.
     fn take_siblings_along(&self) {
         let server = self.identity();
-        let with_attempts = self.shared.subscription_mode == SubscriptionMode::Restored;
+        let with_attempts = self.subscription_mode == SubscriptionMode::Restored;
         for sibling in self.siblings() {
             if sibling.identity() != server {
                 self.slow_down();
                 sibling.slow_down();
                 sibling.leave_current();
-            } else if with_attempts && sibling.shared.subscription_mode == SubscriptionMode::Apart {
+            } else if with_attempts && sibling.subscription_mode == SubscriptionMode::Apart {
                 // Not every address tells which server it leads to. So subscriptions are renewed with the attempts, as if they
                 // were on one connection.
                 sibling.leave_current();
@@ -702,7 +667,7 @@ impl ReconnectingConnection {
     }
 
     fn leave_current(&self) {
-        if let Some(live) = self.shared.live() {
+        if let Some(live) = self.live() {
             self.leave(&live);
         }
     }
@@ -710,7 +675,7 @@ impl ReconnectingConnection {
     /// Stops using this connection. What was sent on it is still answered: else its callers would not know whether this
     /// server refused that. Returns whether it was in use.
     fn leave(&self, live: &LiveConnection) -> bool {
-        let Some(dead) = self.shared.detach(live.generation) else {
+        let Some(dead) = self.detach(live.generation) else {
             return false;
         };
         let limit = self.config.connect_timeout;
@@ -739,192 +704,12 @@ impl ReconnectingConnection {
             task.abort();
         }
         drop(connecting);
-        let generation = self.shared.live().map(|live| live.generation);
+        let generation = self.live().map(|live| live.generation);
         if let Some(generation) = generation {
-            drop(self.shared.detach(generation));
-        }
-    }
-}
-
-/// The commands that are sent directly before another one, and affect it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Preamble {
-    None,
-    /// The node does not own the slot yet, but the slot's owner has redirected to it (ASK).
-    Asking,
-    /// The server is asked to report it if another client changes the keys of the command.
-    Tracking,
-}
-
-/// The connection was invalidated, or broke, before the answer arrived.
-pub(super) fn connection_ended() -> ExchangeError {
-    ExchangeError::Unanswered("the connection ended before the answer arrived".into())
-}
-
-/// Returns the error of an [`answer`](LiveConnection::answer) that is an error reply.
-pub(super) fn accepted(answer: Option<ErrorReply>) -> Result<(), ExchangeError> {
-    answer.map_or(Ok(()), |error| Err(ExchangeError::from_reply(&error, "")))
-}
-
-impl LiveConnection {
-    fn send(&self, (cmd, expects): (Cmd, Expects), room: Option<Room>) -> Pending {
-        let [sent] = self.wire.send_all([(&cmd, expects)], room);
-        sent
-    }
-
-    /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
-    pub(super) fn start(&self, cmd: &Cmd, preamble: Preamble, room: Option<Room>) -> Pending {
-        let cmd = (cmd, Expects::Reply);
-        match preamble {
-            Preamble::Asking => {
-                let asking = (&Cmd::of(&["ASKING"]), Expects::Reply);
-                let [_, sent] = self.wire.send_all([asking, cmd], room);
-                sent
-            }
-            Preamble::None | Preamble::Tracking => {
-                let [sent] = self.wire.send_all([cmd], room);
-                sent
-            }
+            drop(self.detach(generation));
         }
     }
 
-    /// Waits for an answer that is an error, or needs no closer look.
-    pub(super) async fn answer(&self, sent: Pending) -> Result<Option<ErrorReply>, ExchangeError> {
-        match self.reply(sent).await? {
-            ScriptReply::Error(error) => Ok(Some(error)),
-            _ => Ok(None),
-        }
-    }
-
-    pub(super) async fn reply(&self, sent: Pending) -> Result<ScriptReply, ExchangeError> {
-        let answered = sent.await;
-        let sent = answered.sent_at.is_some();
-        answered.reply.ok_or_else(|| self.ended(sent))
-    }
-
-    /// Returns the error of a command on a connection that has ended.
-    pub(super) fn ended(&self, sent: bool) -> ExchangeError {
-        let reason = self.wire.end_reason();
-        let cause = Cause::new(reason.to_string(), reason);
-        match sent {
-            true => ExchangeError::Unanswered(cause),
-            false => ExchangeError::NotExecuted(cause),
-        }
-    }
-
-    /// Restores subscriptions. One that is refused for good must affect neither the others nor the connection.
-    async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
-        if self.refused(channels).await?.is_some() {
-            for channel in channels {
-                if let Some(error) = self.refused(&[channel]).await? {
-                    tracing::warn!(%channel, %error, "a subscription was refused");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Subscribes before the connection is used. Returns the error if that is refused for good. Without subscriptions that
-    /// are refused for now, as by a server that runs a long script, the connection is of no use.
-    async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
-        let sent = self.send(
-            subscribing(true, SubscriptionMode::Restored, channels),
-            None,
-        );
-        let answer = self.answer(sent).await;
-        let answer = answer.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-        let is_permanent = |error: &ErrorReply| {
-            matches!(
-                ExchangeError::from_reply(error, ""),
-                ExchangeError::Permanent(_)
-            )
-        };
-        match answer {
-            Some(error) if !is_permanent(&error) => {
-                Err(ExchangeError::not_executed(error.to_string()))
-            }
-            answer => Ok(answer),
-        }
-    }
-}
-
-/// Queries which server process a connection leads to. `None`: the server does not report it.
-async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeError> {
-    let info = live.wire.send(&Cmd::of(&["INFO", "server"]));
-    let info = live.reply(info).await;
-    let info = info.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-    Ok(run_id(&info))
-}
-
-async fn query_role(live: &LiveConnection) -> Result<ScriptReply, ExchangeError> {
-    let role = live.reply(live.wire.send(&Cmd::of(&["ROLE"]))).await;
-    role.map_err(|failure| ExchangeError::not_executed(failure.reason()))
-}
-
-/// Checks the role of a server that sentinels call the master. It may be a former or a future master.
-async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
-    let role = query_role(live).await?;
-    match &role {
-        role if is_role_of_master(role) => Ok(()),
-        ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
-            "{endpoint} is the master according to the sentinels, but is a replica"
-        ))),
-        ScriptReply::Error(error) => Err(ExchangeError::from_reply(error, "")),
-        other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
-            reason: format!("its reply to ROLE contains no role: {other:?}"),
-        })),
-    }
-}
-
-/// Returns whether this is a master's reply to ROLE.
-pub(super) fn is_role_of_master(role: &ScriptReply) -> bool {
-    role.elements().and_then(role_of) == Some("master")
-}
-
-fn role_of(reply: &[ScriptReply]) -> Option<&str> {
-    reply.first().and_then(ScriptReply::as_text)
-}
-
-/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
-async fn is_of_cluster(
-    live: &LiveConnection,
-    at: &Endpoint,
-    ids: &Mutex<NodeIds>,
-) -> Result<(), ExchangeError> {
-    let id = live
-        .reply(live.wire.send(&Cmd::of(&["CLUSTER", "MYID"])))
-        .await;
-    let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-    if let ScriptReply::Error(error) = &id {
-        let message = error.to_string();
-        return match error.code() {
-            "NOPERM" => Ok(()),
-            _ if is_unknown_command(&message) => Ok(()),
-            // Later another server may have a node's address for a while.
-            "ERR" if ids.lock().is_empty() => Err(not_in_a_cluster()),
-            // Perhaps for now: a node that loads its data may be one of another cluster.
-            _ => Err(ExchangeError::not_executed(message)),
-        };
-    }
-    match id.as_text() {
-        Some(id) if !ids.lock().accepts_node(at, id, Instant::now()) => {
-            let reason = format!("{at} is now the address of a node of another cluster");
-            Err(ExchangeError::not_executed(reason))
-        }
-        _ => Ok(()),
-    }
-}
-
-impl Connecting {
-    /// Handles the end of a try to connect. It is no success before a step was answered.
-    fn finished(&mut self) {
-        // The waiting callers have it. Keeping it here would keep an invalidated connection open.
-        self.outcome = None;
-        self.pace.failed(Instant::now());
-    }
-}
-
-impl Shared {
     fn live(&self) -> Option<LiveConnection> {
         let live = self.live.lock();
         live.as_ref().map(|established| established.live.clone())
@@ -936,7 +721,6 @@ impl Shared {
             .is_some_and(|established| established.live.generation == generation)
     }
 
-    /// Records that a channel is about to be subscribed to.
     fn record_subscription(&self, channel: &str) {
         let mut channels = self.channels.lock();
         if !channels.contains(channel) {
@@ -944,9 +728,10 @@ impl Shared {
         }
     }
 
-    /// The same for this connection only, unless subscriptions are restored. Fails if the connection, with its
-    /// subscriptions, has ended meanwhile.
-    fn record_subscription_on(
+    /// Records that a channel is about to be subscribed to on this connection, so that the
+    /// subscription can be ended if the caller goes away. (Where subscriptions are restored, that is
+    /// recorded before.) Fails if the connection, with its subscriptions, has ended meanwhile.
+    pub(super) fn record_subscribing(
         &self,
         generation: Generation,
         channel: &str,
@@ -973,12 +758,6 @@ impl Shared {
         {
             self.subscriber.on_unsubscribed(channel);
         }
-    }
-
-    /// Handles that a connection with subscriptions runs no commands. The waiters ask again.
-    fn subscribe_apart(&self) {
-        self.capabilities.record_subscribes_apart();
-        self.end_all_channels();
     }
 
     /// Handles the end of all subscriptions with their connection.
@@ -1036,8 +815,180 @@ impl Shared {
     }
 }
 
+/// The connection was invalidated, or broke, before the answer arrived.
+pub(super) fn connection_ended() -> ExchangeError {
+    ExchangeError::Unanswered("the connection ended before the answer arrived".into())
+}
+
+/// Returns the error of an [`answer`](LiveConnection::answer) that is an error reply.
+pub(super) fn accepted(answer: Option<ErrorReply>) -> Result<(), ExchangeError> {
+    answer.map_or(Ok(()), |error| Err(ExchangeError::from_reply(&error, "")))
+}
+
+impl LiveConnection {
+    fn send(&self, (cmd, expects): (Cmd, Expects), room: Option<Room>) -> Pending {
+        let [sent] = self.wire.send_all([(&cmd, expects)], room);
+        sent
+    }
+
+    /// Sends a command. `asking`: the node does not own the slot yet, but the slot's owner has
+    /// redirected to it (ASK).
+    pub(super) fn start(&self, cmd: &Cmd, asking: bool, room: Option<Room>) -> Pending {
+        let cmd = (cmd, Expects::Reply);
+        match asking {
+            true => {
+                let asking = (&Cmd::of(&["ASKING"]), Expects::Reply);
+                let [_, sent] = self.wire.send_all([asking, cmd], room);
+                sent
+            }
+            false => {
+                let [sent] = self.wire.send_all([cmd], room);
+                sent
+            }
+        }
+    }
+
+    /// Sends a command, and waits for its answer. An error reply is an error.
+    pub(super) async fn query(&self, cmd: &Cmd) -> Result<ScriptReply, ExchangeError> {
+        match self.reply(self.wire.send(cmd)).await? {
+            ScriptReply::Error(error) => Err(ExchangeError::from_reply(&error, "")),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Asks the server something before a step is sent. The answer may be an error reply.
+    async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
+        let answer = self.reply(self.wire.send(&Cmd::of(words))).await;
+        answer.map_err(ExchangeError::before_the_step)
+    }
+
+    /// Waits for an answer that is an error, or needs no closer look.
+    pub(super) async fn answer(&self, sent: Pending) -> Result<Option<ErrorReply>, ExchangeError> {
+        match self.reply(sent).await? {
+            ScriptReply::Error(error) => Ok(Some(error)),
+            _ => Ok(None),
+        }
+    }
+
+    pub(super) async fn reply(&self, sent: Pending) -> Result<ScriptReply, ExchangeError> {
+        let answered = sent.await;
+        let sent = answered.sent_at.is_some();
+        answered.reply.ok_or_else(|| self.ended(sent))
+    }
+
+    /// Returns the error of a command on a connection that has ended.
+    pub(super) fn ended(&self, sent: bool) -> ExchangeError {
+        let reason = self.wire.end_reason();
+        let cause = Cause::new(reason.to_string(), reason);
+        match sent {
+            true => ExchangeError::Unanswered(cause),
+            false => ExchangeError::NotExecuted(cause),
+        }
+    }
+
+    /// Restores subscriptions. One that is refused for good must affect neither the others nor the connection.
+    async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
+        if self.refused(channels).await?.is_some() {
+            for channel in channels {
+                if let Some(error) = self.refused(&[channel]).await? {
+                    tracing::warn!(%channel, %error, "a subscription was refused");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Subscribes before the connection is used. Returns the error if that is refused for good. Without subscriptions that
+    /// are refused for now, as by a server that runs a long script, the connection is of no use.
+    async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
+        let sent = self.send(
+            subscribing(true, SubscriptionMode::Restored, channels),
+            None,
+        );
+        let answer = self.answer(sent).await;
+        let answer = answer.map_err(ExchangeError::before_the_step)?;
+        let is_permanent = |error: &ErrorReply| {
+            matches!(
+                ExchangeError::from_reply(error, ""),
+                ExchangeError::Permanent(_)
+            )
+        };
+        match answer {
+            Some(error) if !is_permanent(&error) => {
+                Err(ExchangeError::not_executed(error.to_string()))
+            }
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// Queries which server process a connection leads to. `None`: the server does not report it.
+async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeError> {
+    Ok(run_id(&live.ask(&["INFO", "server"]).await?))
+}
+
+/// Checks the role of a server that sentinels call the master. It may be a former or a future master.
+async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
+    let role = live.ask(&["ROLE"]).await?;
+    match &role {
+        role if is_role_of_master(role) => Ok(()),
+        ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
+            "{endpoint} is the master according to the sentinels, but is a replica"
+        ))),
+        ScriptReply::Error(error) => Err(ExchangeError::from_reply(error, "")),
+        other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
+            reason: format!("its reply to ROLE contains no role: {other:?}"),
+        })),
+    }
+}
+
+/// Returns whether this is a master's reply to ROLE.
+pub(super) fn is_role_of_master(role: &ScriptReply) -> bool {
+    role.elements().and_then(role_of) == Some("master")
+}
+
+fn role_of(reply: &[ScriptReply]) -> Option<&str> {
+    reply.first().and_then(ScriptReply::as_text)
+}
+
+/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
+async fn is_of_cluster(
+    live: &LiveConnection,
+    at: &Endpoint,
+    ids: &Mutex<NodeIds>,
+) -> Result<(), ExchangeError> {
+    let id = live.ask(&["CLUSTER", "MYID"]).await?;
+    if let ScriptReply::Error(error) = &id {
+        let message = error.to_string();
+        return match error.code() {
+            "NOPERM" => Ok(()),
+            _ if is_unknown_command(&message) => Ok(()),
+            // Later another server may have a node's address for a while.
+            "ERR" if ids.lock().is_empty() => Err(not_in_a_cluster()),
+            // Perhaps for now: a node that loads its data may be one of another cluster.
+            _ => Err(ExchangeError::not_executed(message)),
+        };
+    }
+    match id.as_text() {
+        Some(id) if !ids.lock().accepts_node(at, id, Instant::now()) => {
+            let reason = format!("{at} is now the address of a node of another cluster");
+            Err(ExchangeError::not_executed(reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Connecting {
+    /// Handles the end of a try to connect. It is no success before a step was answered.
+    fn finished(&mut self) {
+        // The waiting callers have it. Keeping it here would keep an invalidated connection open.
+        self.outcome = None;
+        self.pace.failed(Instant::now());
+    }
+}
+
 /// The connection to a forgotten node ends with its last user.
-impl Drop for Shared {
+impl Drop for ReconnectingConnection {
     fn drop(&mut self) {
         if self.subscription_mode != SubscriptionMode::Restored {
             self.end_all_channels();
@@ -1045,20 +996,25 @@ impl Drop for Shared {
     }
 }
 
-/// Returns the handler of the server's messages.
-fn push_handler(shared: Weak<Shared>, generation: Generation) -> PushHandler {
-    Box::new(PushReceiver { shared, generation })
-}
-
 /// Receives the messages of one connection, and its end.
 struct PushReceiver {
-    shared: Weak<Shared>,
+    connection: Weak<ReconnectingConnection>,
     generation: Generation,
+}
+
+impl PushReceiver {
+    fn new(connection: &Arc<ReconnectingConnection>, generation: Generation) -> PushHandler {
+        let connection = Arc::downgrade(connection);
+        Box::new(PushReceiver {
+            connection,
+            generation,
+        })
+    }
 }
 
 impl super::wire::OnPush for PushReceiver {
     fn on_push(&self, message: &[ScriptReply]) {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(connection) = self.connection.upgrade() else {
             return;
         };
         let generation = self.generation;
@@ -1067,28 +1023,30 @@ impl super::wire::OnPush for PushReceiver {
             (Some("message" | "smessage"), Some(channel)) => {
                 // The server of a former connection may have been replaced since. Its messages wake waiters, but
                 // grant nothing.
-                let message = text(2).filter(|_| shared.is_live(generation));
+                let message = text(2).filter(|_| connection.is_live(generation));
                 let message = message.and_then(|text| text.parse().ok());
-                shared.subscriber.on_message(channel, message.unwrap_or(0));
+                connection
+                    .subscriber
+                    .on_message(channel, message.unwrap_or(0));
             }
             // A connection that was left does not end the subscription of its successor.
-            (Some("sunsubscribe"), Some(channel)) if shared.is_live(generation) => {
-                shared.on_server_unsubscribe(channel);
+            (Some("sunsubscribe"), Some(channel)) if connection.is_live(generation) => {
+                connection.on_server_unsubscribe(channel);
             }
             // Recorded again, in the server's order: the end of an earlier subscription may have been
             // received after this one was sent.
             (Some("ssubscribe"), Some(channel)) => {
-                let _ = shared.record_subscription_on(generation, channel);
+                let _ = connection.record_subscribing(generation, channel);
             }
             (Some("invalidate"), _) => {
                 let keys = message.get(1).and_then(ScriptReply::elements);
-                match (&shared.run_id_tracker, keys) {
+                match (&connection.run_id_tracker, keys) {
                     (Some(run_id_tracker), keys) => run_id_tracker.report_changed(keys),
                     (None, Some(keys)) => {
                         let keys = keys.iter().filter_map(ScriptReply::as_text);
-                        keys.for_each(|key| shared.subscriber.on_changed(Some(key)));
+                        keys.for_each(|key| connection.subscriber.on_changed(Some(key)));
                     }
-                    (None, None) => shared.subscriber.on_changed(None),
+                    (None, None) => connection.subscriber.on_changed(None),
                 }
             }
             _ => {}
@@ -1096,24 +1054,24 @@ impl super::wire::OnPush for PushReceiver {
     }
 
     fn on_end(&self, error: &WireError) {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(connection) = self.connection.upgrade() else {
             return;
         };
         if let WireError::Malformed(Malformed {
             is_message: true, ..
         }) = error
         {
-            shared.subscribe_apart();
+            connection.record_subscribes_apart();
         }
         match error {
             // This client has ended it. Or the runtime has ended, which is no reason for a warning: it is the end of a
             // program.
             WireError::Ended => {
-                if shared.detach(self.generation).is_some() {
+                if connection.detach(self.generation).is_some() {
                     tracing::debug!("a connection to the store ended with its task");
                 }
             }
-            error => shared.connection_lost(self.generation, error),
+            error => connection.connection_lost(self.generation, error),
         }
     }
 }
@@ -1172,7 +1130,7 @@ mod tests {
             let node = ReconnectingConnection::new(
                 pubsub.config.clone(),
                 Target::ClusterNode(at, Arc::default()),
-                pubsub.shared.subscriber.clone(),
+                pubsub.subscriber.clone(),
                 SubscriptionMode::Unrestored,
                 Arc::default(),
                 None,
@@ -1274,10 +1232,10 @@ mod tests {
         let request = || attempt(&client, "c", delivery, &progress);
         let limit = Duration::from_millis(50);
         assert!(tokio::time::timeout(limit, request()).await.is_err());
-        assert!(pubsub.shared.channels.lock().is_empty());
+        assert!(pubsub.channels.lock().is_empty());
         drop(all);
         request().await.unwrap();
-        assert_eq!(pubsub.shared.channels.lock().len(), 1);
+        assert_eq!(pubsub.channels.lock().len(), 1);
     }
 
     /// Of a replica, or of a server that runs nothing beside subscriptions. Its successor may lead elsewhere.
@@ -1315,7 +1273,7 @@ mod tests {
         for channel in ["kept", "ended", "wanted again"] {
             connection.subscribe_on_reconnect(channel);
         }
-        let on_push = push_handler(Arc::downgrade(&connection.shared), 1);
+        let on_push = PushReceiver::new(&connection, 1);
         let mode = SubscriptionMode::Restored;
         let connecting = config.connect(&address, Metrics::default(), on_push, mode);
         let (guard, _) = connecting.await.unwrap();

@@ -10,9 +10,7 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
-use super::connection::{
-    LiveConnection, Preamble, ReconnectingConnection, accepted, is_role_of_master,
-};
+use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
 use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
@@ -351,13 +349,8 @@ impl<'a> CommandRequest<'a> {
         let channel = channel.filter(|_| same_connection);
         let context = SendContext {
             connection,
-            preamble: match importing {
-                true => Preamble::Asking,
-                false if self.delivery.tracked && connection.is_tracking(&live) => {
-                    Preamble::Tracking
-                }
-                false => Preamble::None,
-            },
+            importing,
+            tracked: !importing && self.delivery.tracked && connection.is_tracking(&live),
             replicas,
             topology: self.topology,
             progress: self.progress,
@@ -511,7 +504,10 @@ impl DerefMut for PooledCmd {
 /// How commands are sent on one connection.
 struct SendContext<'a> {
     connection: &'a Arc<ReconnectingConnection>,
-    preamble: Preamble,
+    /// Whether the node imports the slot (ASK).
+    importing: bool,
+    /// Whether the server is asked to report later changes of the keys.
+    tracked: bool,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
     topology: &'a Topology,
@@ -542,7 +538,8 @@ impl SendContext<'_> {
             return Ok((answer, sent_at, confirmation));
         }
         if let Some(script) = batchable
-            && self.preamble == Preamble::None
+            && !self.importing
+            && !self.tracked
         {
             let mut step = CancelOnDrop {
                 sent: live.wire.send_step(cmd, script, room.take()),
@@ -566,8 +563,11 @@ impl SendContext<'_> {
                 _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),
             }
         }
-        let answer = self.connection.query_node(live, cmd, self.preamble, room);
-        Ok((answer.await?, sent_at, None))
+        let answer = match self.tracked {
+            true => Box::pin(self.connection.query_tracked(live, cmd, room)).await,
+            false => live.reply(live.start(cmd, self.importing, room)).await,
+        };
+        Ok((answer?, sent_at, None))
     }
 
     async fn send_pipelined(
@@ -581,14 +581,14 @@ impl SendContext<'_> {
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
         let (subscribing, step) = match channel {
             Some(channel) => {
-                connection.record_subscribing(live, channel)?;
+                connection.record_subscribing(live.generation, channel)?;
                 let (subscribe, confirmed) =
                     subscribing(true, SubscriptionMode::Restored, &[channel]);
                 let both = [(&subscribe, confirmed), (cmd, Expects::Reply)];
                 let [subscribing, step] = live.wire.send_all(both, room);
                 (Some((channel, subscribing)), step)
             }
-            None => (None, live.start(cmd, self.preamble, room)),
+            None => (None, live.start(cmd, self.importing, room)),
         };
         let confirmation = self
             .replicas
@@ -638,12 +638,9 @@ fn replaced() -> ExchangeError {
 async fn check_moved_by_master(node: &Node) -> Result<(), ExchangeError> {
     let checked = async {
         let live = node.attempts.get_or_connect().await?;
-        node.attempts.query(&live, &Cmd::of(&["ROLE"])).await
+        live.query(&Cmd::of(&["ROLE"])).await
     };
-    // The step itself was not executed.
-    let role = checked
-        .await
-        .map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    let role = checked.await.map_err(ExchangeError::before_the_step)?;
     match is_role_of_master(&role) {
         true => Ok(()),
         false => Err(replaced()),

@@ -240,6 +240,11 @@ impl ExchangeError {
         }
     }
 
+    /// Returns the error of a step before which this has failed, so that it was not sent.
+    pub(super) fn before_the_step(self) -> ExchangeError {
+        ExchangeError::not_executed(self.reason())
+    }
+
     /// Returns the reason, for a list of several.
     pub(super) fn reason(self) -> String {
         match self.into_error() {

@@ -99,11 +99,7 @@ impl Replicas {
     }
 
     /// Waits for the replicas. Returns how many were waited for, and how many of them acknowledged.
-    async fn await_replicas(
-        &self,
-        connection: &ReconnectingConnection,
-        live: &LiveConnection,
-    ) -> Result<(usize, usize), ExchangeError> {
+    async fn await_replicas(&self, live: &LiveConnection) -> Result<(usize, usize), ExchangeError> {
         let counted = self.state.lock().connected;
         let counted = counted.filter(|(_, generation)| *generation == live.generation);
         let mut connected = counted.map_or(0, |(connected, _)| connected);
@@ -112,8 +108,8 @@ impl Replicas {
             // One connection keeps order: ROLE is answered before WAIT blocks it. Either is behind the steps.
             let (counted, in_sync) = tokio::join!(
                 biased;
-                self.count(connection, live),
-                self.send_wait(connection, live, awaited),
+                self.count(live),
+                self.send_wait(live, awaited),
             );
             connected = counted?;
             if self.settings.replica_sync.replicas_awaited(connected) <= awaited {
@@ -125,7 +121,6 @@ impl Replicas {
     /// Sends WAIT, unless no replica is awaited. Returns how many replicas acknowledged.
     async fn send_wait(
         &self,
-        connection: &ReconnectingConnection,
         live: &LiveConnection,
         awaited: usize,
     ) -> Result<usize, ExchangeError> {
@@ -136,7 +131,7 @@ impl Replicas {
         let mut wait = Cmd::of(&["WAIT"]);
         wait.number(awaited.try_into().unwrap_or(i64::MAX));
         wait.number(millis.try_into().unwrap_or(i64::MAX));
-        match connection.query(live, &wait).await? {
+        match live.query(&wait).await? {
             ScriptReply::Integer(in_sync) => Ok(usize::try_from(in_sync).unwrap_or(0)),
             other => Err(ExchangeError::not_executed(format!(
                 "unexpected reply: {other:?}"
@@ -145,15 +140,11 @@ impl Replicas {
     }
 
     /// Counts the connected replicas, unless a fixed number is awaited.
-    async fn count(
-        &self,
-        connection: &ReconnectingConnection,
-        live: &LiveConnection,
-    ) -> Result<usize, ExchangeError> {
+    async fn count(&self, live: &LiveConnection) -> Result<usize, ExchangeError> {
         if matches!(self.settings.replica_sync, ReplicaSync::AtLeast(_)) {
             return Ok(0);
         }
-        let counted = connected_replicas(connection, live).await?;
+        let counted = connected_replicas(live).await?;
         let mut state = self.state.lock();
         match state.connected {
             // A newer connection may lead to another master, whose replicas do not have these steps.
@@ -180,7 +171,7 @@ impl WaitSender {
             let limit = settings
                 .replica_timeout
                 .saturating_add(settings.response_timeout);
-            let waiting = self.replicas.await_replicas(&connection, &live);
+            let waiting = self.replicas.await_replicas(&live);
             let outcome = timeout(limit, waiting).await.unwrap_or_else(|_| {
                 let reason = format!("no answer within {limit:?}");
                 Err(ExchangeError::Unanswered(reason.into()))
@@ -228,11 +219,8 @@ impl Drop for WaitSender {
 }
 
 /// Returns how many replicas are connected (`ROLE`).
-async fn connected_replicas(
-    connection: &ReconnectingConnection,
-    live: &LiveConnection,
-) -> Result<usize, ExchangeError> {
-    replicas_in(&connection.query(live, &Cmd::of(&["ROLE"])).await?)
+async fn connected_replicas(live: &LiveConnection) -> Result<usize, ExchangeError> {
+    replicas_in(&live.query(&Cmd::of(&["ROLE"])).await?)
 }
 
 /// Returns the number of replicas in a reply to ROLE.
@@ -264,7 +252,7 @@ impl ReplicaSync {
             ReplicaSync::All | ReplicaSync::Majority => {}
         }
         let live = connection.get_or_connect().await?;
-        match connected_replicas(connection, &live).await {
+        match connected_replicas(&live).await {
             Ok(connected) => Ok(connected > 0),
             // The address may lead to its master later, which has a replica.
             Err(ExchangeError::NotMaster(_)) => Ok(true),

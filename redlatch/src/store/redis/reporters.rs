@@ -79,7 +79,7 @@ async fn start(
     }
     // Reports that were on already, with the same prefixes, would be refused.
     for command in [off, on] {
-        let started = connection.query(&live, &command).await;
+        let started = live.query(&command).await;
         started.map_err(|failure| match failure {
             ExchangeError::Permanent(Error::Refused { reason }) => Error::UnsupportedServer {
                 reason: format!("it does not report changed keys (CLIENT TRACKING: {reason})"),

@@ -32,7 +32,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
+use super::connection::{MasterResolver, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::{Address, Endpoint};
 use super::exchange_error::{ExchangeError, is_unknown_command};
@@ -190,7 +190,7 @@ impl Sentinels {
         let live = connection.get_or_connect().await?;
         let query = |kind| Cmd::of(&["SENTINEL", kind, &self.master]);
         let address = query("GET-MASTER-ADDR-BY-NAME");
-        let address = connection.query(&live, &address).await;
+        let address = live.query(&address).await;
         let address = address.map_err(|failure| classify_failure(at, failure))?;
         let (host, port) = match &address {
             ScriptReply::Nil => return Ok(None),
@@ -198,10 +198,7 @@ impl Sentinels {
                 .ok_or_else(|| ExchangeError::Permanent(unexpected_reply(address)))?,
         };
         // Only for the epoch: the address in this reply is the old one until a failover is complete.
-        let master = query("MASTER");
-        let master = connection
-            .query_node(&live, &master, Preamble::None, None)
-            .await?;
+        let master = live.reply(live.wire.send(&query("MASTER"))).await?;
         let epoch = text_field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok());
         Ok(Some(SentinelReply {
             endpoint: at.with_host_and_port(host, port),
