@@ -11,6 +11,7 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
+use self::redis::Topology;
 pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
@@ -38,10 +39,18 @@ pub(crate) enum Store {
 }
 
 impl Store {
+    /// Returns the topology. The embedded store has none.
+    fn topology(&self) -> Option<&Topology> {
+        match self {
+            Store::Redis(redis) => Some(&redis.topology),
+            Store::Embedded(_) => None,
+        }
+    }
+
     /// Identifies the store by the address in its URL: equal for all clients with the same address.
     pub(crate) fn address(&self) -> String {
         match self {
-            Store::Redis(redis) => redis.address(),
+            Store::Redis(redis) => redis.topology.address.clone(),
             Store::Embedded(embedded) => embedded.address(),
         }
     }
@@ -49,34 +58,22 @@ impl Store {
     /// Returns the slot of a key, if the store has slots as far as is known: all keys of a step
     /// must then be in one slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
-        match self {
-            Store::Redis(redis) => redis.slot(key),
-            Store::Embedded(_) => None,
-        }
+        self.topology()?.slot(key)
     }
 
     /// Returns the slot that a key has or would have in a cluster. The embedded store has none.
     pub(crate) fn order(&self, key: &str) -> Option<u16> {
-        match self {
-            Store::Redis(_) => Some(redis::slot(key)),
-            Store::Embedded(_) => None,
-        }
+        self.topology().map(|_| redis::slot(key))
     }
 
     /// Returns whether keys have slots, as far as is known.
     pub(crate) fn has_slots(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.has_slots(),
-            Store::Embedded(_) => false,
-        }
+        self.topology().is_some_and(Topology::has_slots)
     }
 
     /// Returns whether the store is a cluster, whose nodes publish in the slot of a channel.
     pub(crate) fn is_cluster(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.is_cluster(),
-            Store::Embedded(_) => false,
-        }
+        self.topology().is_some_and(Topology::is_cluster)
     }
 
     /// Runs a step. If the connection breaks, repeats it on the next one until the response timeout.
@@ -169,27 +166,19 @@ impl Store {
     /// Returns whether a script can count all subscribers of a channel. Nodes of a cluster without sharded channels
     /// count only their own.
     pub(crate) fn counts_subscribers(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.counts_subscribers(),
-            Store::Embedded(_) => true,
-        }
+        self.topology().is_none_or(Topology::counts_subscribers)
     }
 
     /// Returns whether acquisitions wait for replicas. If not, all steps about a key use one connection.
     pub(crate) fn awaits_replicas(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.awaits_replicas(),
-            Store::Embedded(_) => false,
-        }
+        self.topology()
+            .is_some_and(|topology| topology.awaits_replicas)
     }
 
     /// Returns the node that serves a key, as far as is known locally. Work for different nodes is limited
     /// and batched separately, so a node that does not answer does not delay work for the others.
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
-        match self {
-            Store::Redis(redis) => redis.node(key),
-            Store::Embedded(_) => None,
-        }
+        self.topology()?.known_node(key).map(|node| node.id)
     }
 
     /// Returns what servers may have lost. The embedded store loses nothing.
@@ -202,10 +191,8 @@ impl Store {
 
     /// Waits for a permit to settle a hold in the background, at the node of a key.
     pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
-        match self {
-            Store::Redis(redis) => redis.settling_permit(key).await,
-            Store::Embedded(_) => None,
-        }
+        let limits = self.topology()?.limits(key);
+        limits.settle_permits.clone().acquire_owned().await.ok()
     }
 
     /// Returns the error for a request for this key that had no contact with the store for this long.

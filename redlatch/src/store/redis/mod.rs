@@ -35,7 +35,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
 pub(crate) use self::address_map::AddressMap;
@@ -49,13 +48,13 @@ pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
 pub use self::server_report::ServerReport;
 pub(super) use self::slot::slot;
-use self::topology::Topology;
+pub(super) use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;
 pub use self::url::PublicUrl;
-use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
+use super::{Answer, Cursor, Delivery, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
-use crate::step::{PublishMode, ScriptReply, Step, unexpected_reply};
+use crate::step::{ScriptReply, Step, unexpected_reply};
 
 mod address_map;
 mod capabilities;
@@ -94,7 +93,7 @@ mod wire;
 const SCAN_COUNT: usize = 500;
 
 pub(crate) struct Redis {
-    topology: Topology,
+    pub(super) topology: Topology,
     subscriber: SharedSubscriber,
     pub(super) suspects: Arc<Suspects>,
     pub(super) response_timeout: Duration,
@@ -141,23 +140,6 @@ impl Redis {
             suspects,
             response_timeout: settings.response_timeout,
         })
-    }
-
-    pub(crate) fn address(&self) -> String {
-        self.topology.address.clone()
-    }
-
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.topology.publishing == PublishMode::Sharded
-    }
-
-    pub(crate) fn has_slots(&self) -> bool {
-        self.topology.has_slots()
-    }
-
-    /// Returns the slot of a key. All keys of a script must be in the same slot.
-    pub(crate) fn slot(&self, key: &str) -> Option<u16> {
-        self.topology.slot(key)
     }
 
     /// Returns a future that runs a step, and completes with the answer to [decode](RawAnswer::decode).
@@ -245,23 +227,6 @@ impl Redis {
                 }
             }
         }
-    }
-
-    pub(crate) fn awaits_replicas(&self) -> bool {
-        self.topology.awaits_replicas
-    }
-
-    pub(crate) fn counts_subscribers(&self) -> bool {
-        self.topology.counts_subscribers()
-    }
-
-    pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
-        self.topology.known_node(key).map(|node| node.id)
-    }
-
-    pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
-        let limits = self.topology.limits(key);
-        limits.settle_permits.clone().acquire_owned().await.ok()
     }
 
     /// Returns the error for a request for this key that had no contact with the store for this long.

@@ -37,9 +37,9 @@ const MAX_SETTLES_IN_FLIGHT: usize = 64;
 
 /// Limits of the work in flight at one node. Every node has its own, so that a node that does not answer
 /// uses up no permits of the others.
-pub(super) struct NodeLimits {
+pub(in crate::store) struct NodeLimits {
     pub(super) attempt_limiter: Arc<AttemptLimiter>,
-    pub(super) settle_permits: Arc<Semaphore>,
+    pub(in crate::store) settle_permits: Arc<Semaphore>,
     pub(super) outage: Outage,
 }
 
@@ -54,9 +54,9 @@ impl Default for NodeLimits {
 }
 
 /// One server that holds data.
-pub(super) struct Node {
+pub(in crate::store) struct Node {
     /// Unique in this process.
-    pub(super) id: NodeId,
+    pub(in crate::store) id: NodeId,
     pub(super) limits: Arc<NodeLimits>,
     /// For renewals, releases and inspections.
     pub(super) commands: Arc<ReconnectingConnection>,

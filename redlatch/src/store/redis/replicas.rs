@@ -323,7 +323,7 @@ mod tests {
         let server = Server::start();
         let awaits = async || {
             let client = Client::connect(&server.url()).await.unwrap();
-            redis_of(&client).awaits_replicas()
+            redis_of(&client).topology.awaits_replicas
         };
         assert!(!awaits().await);
         let _: String = server.command(&["REPLICAOF", "127.0.0.1", "1"]);

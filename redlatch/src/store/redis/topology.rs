@@ -29,14 +29,14 @@ use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
 use crate::store::{ServerId, SharedSubscriber, Suspects};
 
-pub(super) struct Topology {
+pub(in crate::store) struct Topology {
     form: Form,
     /// Address of the deployment, without anything that could be secret.
-    pub(super) address: String,
+    pub(in crate::store) address: String,
     /// How scripts publish in this deployment.
     pub(super) publishing: PublishMode,
     /// Whether acquisitions wait for replicas, and use another connection than releases.
-    pub(super) awaits_replicas: bool,
+    pub(in crate::store) awaits_replicas: bool,
     /// Whether steps that wait to be sent are sent together, if that is possible.
     batching: bool,
     /// Whether keys have slots: in a cluster, and where a server has refused keys of several.
@@ -155,12 +155,17 @@ impl Topology {
     }
 
     /// Returns whether each node that may hold a key counts all subscribers of its channel.
-    pub(super) fn counts_subscribers(&self) -> bool {
+    pub(in crate::store) fn counts_subscribers(&self) -> bool {
         match self.cluster_form() {
             Some(cluster) => cluster.has_sharded_channels(),
             // Behind one address with many slots, a script may count only those of its own server.
             None => !self.has_slots(),
         }
+    }
+
+    /// Returns whether the nodes publish in the slot of a channel.
+    pub(in crate::store) fn is_cluster(&self) -> bool {
+        self.publishing == PublishMode::Sharded
     }
 
     fn cluster_form(&self) -> Option<&Arc<Cluster>> {
@@ -171,7 +176,7 @@ impl Topology {
     }
 
     /// Returns whether all keys of a script must be in the same slot, as far as is known.
-    pub(super) fn has_slots(&self) -> bool {
+    pub(in crate::store) fn has_slots(&self) -> bool {
         self.has_slots.load(Ordering::Relaxed)
     }
 
@@ -193,7 +198,7 @@ impl Topology {
     }
 
     /// Returns the slot of a key. All keys of a script must be in the same slot.
-    pub(super) fn slot(&self, key: &str) -> Option<u16> {
+    pub(in crate::store) fn slot(&self, key: &str) -> Option<u16> {
         self.has_slots().then(|| slot(key))
     }
 
@@ -232,7 +237,7 @@ impl Topology {
     }
 
     /// Returns the node that serves a key, as far as is known locally.
-    pub(super) fn known_node(&self, key: &str) -> Option<Arc<Node>> {
+    pub(in crate::store) fn known_node(&self, key: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Some(node.clone()),
             Form::Cluster(cluster) => cluster.known_slot_owner(slot(key)),
@@ -240,7 +245,7 @@ impl Topology {
     }
 
     /// Returns the limits of the node that serves a key.
-    pub(super) fn limits(&self, key: &str) -> Arc<NodeLimits> {
+    pub(in crate::store) fn limits(&self, key: &str) -> Arc<NodeLimits> {
         match self.known_node(key) {
             Some(node) => node.limits.clone(),
             None => self.unassigned_limits.clone(),
