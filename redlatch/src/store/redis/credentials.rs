@@ -121,9 +121,7 @@ impl Provider {
             })
         }))
     }
-}
 
-impl Provider {
     pub(super) fn ask(&self) -> Boxed<'static, Result<Credentials, Cause>> {
         (self.0)()
     }

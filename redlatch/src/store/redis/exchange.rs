@@ -271,9 +271,9 @@ impl<'a> CommandRequest<'a> {
         let span = tracing::trace_span!(
             "exchange",
             otel.kind = "client",
-            otel.name = self.operation(),
+            otel.name = self.cmd.name(),
             db.system.name = "redis",
-            db.operation.name = self.operation(),
+            db.operation.name = self.cmd.name(),
             db.operation.parameter.key = self.key,
             error.type = tracing::field::Empty,
         );
@@ -286,11 +286,6 @@ impl<'a> CommandRequest<'a> {
             span.record("error.type", error.kind());
         }
         answered
-    }
-
-    /// Returns the name of the command.
-    fn operation(&self) -> &str {
-        self.cmd.name()
     }
 
     /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
@@ -344,20 +339,18 @@ impl<'a> CommandRequest<'a> {
         {
             return Err(replaced());
         }
-        let replicas = node.replicas.as_ref();
-        let replicas = replicas.filter(|_| self.delivery.replicate);
         let channel = channel.filter(|_| same_connection);
-        let context = SendContext {
+        let replicas = node.replicas.as_ref();
+        let sender = Sender {
+            request: self,
             connection,
+            live: &live,
             importing,
             tracked: !importing && self.delivery.tracked && connection.is_tracking(&live),
-            replicas,
-            topology: self.topology,
-            progress: self.progress,
+            replicas: replicas.filter(|_| self.delivery.replicate),
         };
-        let (mut answer, mut sent_at, mut confirmation) = context
-            .send(&live, &self.cmd, self.batchable, channel, room)
-            .await?;
+        let sending = sender.send(&self.cmd, self.batchable, channel, room);
+        let (mut answer, mut sent_at, mut confirmation) = sending.await?;
         if let ScriptReply::Error(error) = &answer
             && error.code() == "NOSCRIPT"
             && let Some(script) = self.script
@@ -365,19 +358,18 @@ impl<'a> CommandRequest<'a> {
             // A new or flushed server. EVAL loads the script for later.
             let eval = self.with_source(script);
             (answer, sent_at, confirmation) =
-                Box::pin(context.send(&live, &eval, None, None, None)).await?;
+                Box::pin(sender.send(&eval, None, None, None)).await?;
         }
         match answer {
             ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
             reply => {
-                let server = live.server;
                 connection.record_answer(&live);
                 Ok(Answer {
                     reply,
                     sent_at,
                     repeated: false,
                     confirmation,
-                    server,
+                    server: live.server,
                 })
             }
         }
@@ -502,39 +494,38 @@ impl DerefMut for PooledCmd {
 }
 
 /// How commands are sent on one connection.
-struct SendContext<'a> {
+struct Sender<'a> {
+    request: &'a CommandRequest<'a>,
     connection: &'a Arc<ReconnectingConnection>,
+    live: &'a LiveConnection,
     /// Whether the node imports the slot (ASK).
     importing: bool,
     /// Whether the server is asked to report later changes of the keys.
     tracked: bool,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
-    topology: &'a Topology,
-    progress: &'a Progress,
 }
 
 /// The answer to a command, when the command was sent, and the confirmation of the replicas.
 type Sent = (ScriptReply, Instant, Option<Box<Confirmation>>);
 
-impl SendContext<'_> {
+impl Sender<'_> {
     /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
     /// with others.
     async fn send(
         &self,
-        live: &LiveConnection,
         cmd: &Cmd,
         batchable: Option<&'static Batchable>,
         channel: Option<&str>,
         mut room: Option<Room>,
     ) -> Result<Sent, ExchangeError> {
-        let was_sent_before = self.progress.was_sent();
-        self.progress.mark_sent();
+        let Sender { live, request, .. } = *self;
+        let was_sent_before = request.progress.was_sent();
+        request.progress.mark_sent();
         let mut sent_at = Instant::now();
         if channel.is_some() || self.replicas.is_some() {
             // Boxed, as are other rare paths, so that common futures stay small.
-            let (answer, confirmation) =
-                Box::pin(self.send_pipelined(live, cmd, channel, room)).await?;
+            let (answer, confirmation) = Box::pin(self.send_pipelined(cmd, channel, room)).await?;
             return Ok((answer, sent_at, confirmation));
         }
         if let Some(script) = batchable
@@ -544,7 +535,7 @@ impl SendContext<'_> {
             let mut step = CancelOnDrop {
                 sent: live.wire.send_step(cmd, script, room.take()),
                 was_sent_before,
-                progress: self.progress,
+                progress: request.progress,
             };
             let answered = (&mut step.sent).await;
             let sent = answered.sent_at.is_some();
@@ -557,7 +548,7 @@ impl SendContext<'_> {
                     sent_at = Instant::now();
                 }
                 ScriptReply::Error(error) if answered.refused && is_cross_slot(error) => {
-                    self.topology.use_slots();
+                    request.topology.use_slots();
                     sent_at = Instant::now();
                 }
                 _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),
@@ -572,12 +563,13 @@ impl SendContext<'_> {
 
     async fn send_pipelined(
         &self,
-        live: &LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
         room: Option<Room>,
     ) -> Result<(ScriptReply, Option<Box<Confirmation>>), ExchangeError> {
-        let connection = self.connection;
+        let Sender {
+            connection, live, ..
+        } = *self;
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
         let (subscribing, step) = match channel {
             Some(channel) => {

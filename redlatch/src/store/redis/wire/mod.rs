@@ -170,18 +170,11 @@ impl Wire {
     pub(super) fn send_all<const N: usize>(
         self: &Arc<Self>,
         commands: [(&Cmd, Expects); N],
-        mut room: Option<Room>,
+        room: Option<Room>,
     ) -> [Pending; N] {
-        let now = Instant::now();
-        let mut state = self.state.lock();
-        let was_idle = state.pipeline.is_idle();
-        let slots = commands.map(|(cmd, expects)| state.pipeline.send(cmd, expects, now));
-        if let Some(last) = slots.last() {
-            state.take_room(*last, &mut room);
-        }
-        self.write_soon(&mut state, was_idle);
-        drop(state);
-        slots.map(|slot| self.pending(slot))
+        self.put(room, |pipeline, now| {
+            commands.map(|(cmd, expects)| pipeline.send(cmd, expects, now))
+        })
     }
 
     /// Sends a step alone or in a script with others.
@@ -189,23 +182,35 @@ impl Wire {
         self: &Arc<Self>,
         cmd: &Cmd,
         script: &'static Batchable,
-        mut room: Option<Room>,
+        room: Option<Room>,
     ) -> Pending {
+        let [step] = self.put(room, |pipeline, now| [pipeline.send_step(cmd, script, now)]);
+        step
+    }
+
+    /// Puts commands into the pipeline. The last one takes the room until it is answered.
+    fn put<const N: usize>(
+        self: &Arc<Self>,
+        mut room: Option<Room>,
+        put: impl FnOnce(&mut Pipeline, Instant) -> [SlotId; N],
+    ) -> [Pending; N] {
         let now = Instant::now();
         let mut state = self.state.lock();
         let was_idle = state.pipeline.is_idle();
-        let slot = state.pipeline.send_step(cmd, script, now);
-        state.take_room(slot, &mut room);
+        let slots = put(&mut state.pipeline, now);
+        if let Some(&last) = slots.last()
+            && room.is_some()
+            // Else it is answered already.
+            && state.pipeline.is_unanswered(last)
+        {
+            state.caller(last).room = room.take();
+        }
         self.write_soon(&mut state, was_idle);
         drop(state);
-        self.pending(slot)
-    }
-
-    fn pending(self: &Arc<Self>, slot: SlotId) -> Pending {
-        Pending {
+        slots.map(|slot| Pending {
             wire: self.clone(),
             slot: Some(slot),
-        }
+        })
     }
 
     /// Writes what is in the buffer, or lets the connection's task do it.
@@ -305,13 +310,6 @@ impl State {
             self.callers.resize_with(slot + 1, Caller::default);
         }
         &mut self.callers[slot]
-    }
-
-    fn take_room(&mut self, slot: SlotId, room: &mut Option<Room>) {
-        // Else it is answered already.
-        if room.is_some() && self.pipeline.is_unanswered(slot) {
-            self.caller(slot).room = room.take();
-        }
     }
 
     /// Unlocks the connection, and then wakes the callers whose commands are answered.

@@ -125,24 +125,18 @@ impl Writer {
     /// Writes some bytes.
     pub(super) fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
-            let written = match self {
-                Writer::Tcp(stream) => {
-                    ready!(stream.as_ref().poll_write_ready(cx))?;
-                    stream.try_write(bytes)
-                }
+            match self {
+                Writer::Tcp(stream) => ready!(stream.as_ref().poll_write_ready(cx))?,
                 #[cfg(unix)]
-                Writer::Unix(stream) => {
-                    ready!(stream.as_ref().poll_write_ready(cx))?;
-                    stream.try_write(bytes)
-                }
+                Writer::Unix(stream) => ready!(stream.as_ref().poll_write_ready(cx))?,
                 Writer::Other(stream) => {
                     return match &mut *stream.0.lock() {
                         Some(stream) => Pin::new(stream).poll_write(cx, bytes),
                         None => Poll::Ready(Ok(0)),
                     };
                 }
-            };
-            match written {
+            }
+            match self.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 written => return Poll::Ready(written),
             }
