@@ -132,14 +132,6 @@ where
     M: Debug + Clone,
     F: AsyncFnMut(&mut Differential, &M),
 {
-    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
-    println!("REDLATCH_SEED={seed}");
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: number,
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -147,7 +139,7 @@ where
     let server = Server::start();
     let harness = RefCell::new(runtime.block_on(Differential::new(&server)));
     let run_move = RefCell::new(&mut run_move);
-    let outcome = runner.run(&histories, |history| {
+    check_random(number, histories, |history| {
         let (mut harness, mut run_move) = (harness.borrow_mut(), run_move.borrow_mut());
         runtime.block_on(async {
             harness.reset().await;
@@ -156,12 +148,32 @@ where
                 harness.inspect_and_compare(next_move).await;
             }
         });
+    });
+    harness.into_inner().coverage
+}
+
+/// Runs a test with this number of random values. Each run has a new seed, unless REDLATCH_SEED is
+/// set.
+pub(crate) fn check_random<T: Debug>(
+    number: u32,
+    values: impl Strategy<Value = T>,
+    test: impl Fn(T),
+) {
+    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
+    println!("REDLATCH_SEED={seed}");
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: number,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let outcome = runner.run(&values, |value| {
+        test(value);
         Ok(())
     });
     if let Err(failure) = outcome {
         panic!("REDLATCH_SEED={seed}: {failure}");
     }
-    harness.into_inner().coverage
 }
 
 /// Checks that the histories have reached each event. They are random, so moves must be such that [`HISTORIES`] histories
@@ -307,10 +319,7 @@ impl Differential {
             self.keyspace.set_subscriber_count(channel, 1);
         }
         self.clock_offset = Duration::ZERO;
-        let () = redis::cmd("FLUSHALL")
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["FLUSHALL"]).await;
         // Of a history that has failed.
         while self.pushes.try_recv().is_ok() {}
     }
@@ -546,14 +555,16 @@ impl Differential {
             .unwrap();
     }
 
+    /// Runs a command, whose reply does not matter.
+    async fn command(&mut self, words: &[&str]) {
+        let mut cmd = redis::cmd(words[0]);
+        let running = cmd.arg(&words[1..]).query_async(&mut self.connection);
+        let _: redis::Value = running.await.unwrap();
+    }
+
     /// Sets a key to a number, as another program might.
     pub(crate) async fn set_foreign(&mut self, key: &str, number: i64) {
-        let () = redis::cmd("SET")
-            .arg(key)
-            .arg(number)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["SET", key, &number.to_string()]).await;
         self.keyspace_at_now().set(key, number, None);
     }
 
@@ -562,12 +573,7 @@ impl Differential {
         if let Some(number) = token::parse_number(text) {
             return self.set_foreign(key, number).await;
         }
-        let () = redis::cmd("SET")
-            .arg(key)
-            .arg(text)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["SET", key, text]).await;
         let stand_in = BTreeMap::from([(FOREIGN_TEXT.to_owned(), text.to_owned())]);
         self.keyspace_at_now().set(key, stand_in, None);
     }
@@ -586,21 +592,13 @@ impl Differential {
 
     /// Removes the expiry of a key, as another program might.
     pub(crate) async fn persist(&mut self, key: &str) {
-        let () = redis::cmd("PERSIST")
-            .arg(key)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["PERSIST", key]).await;
         self.keyspace_at_now().persist(key);
     }
 
     /// Deletes a key, as another program or its own expiry might.
     pub(crate) async fn remove(&mut self, key: &str) {
-        let () = redis::cmd("DEL")
-            .arg(key)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["DEL", key]).await;
         self.keyspace.remove(key);
     }
 

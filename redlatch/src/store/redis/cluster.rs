@@ -652,14 +652,10 @@ mod tests {
         assert_eq!(best(&[report(true, 1, &[]), report(true, 2, &[])]), Some(2));
     }
 
-    fn text(text: &str) -> ScriptReply {
-        ScriptReply::Bytes(text.as_bytes().to_vec())
-    }
-
     /// Slots 0 to 9.
     fn range<const N: usize>(nodes: [(ScriptReply, i64, &str, ScriptReply); N]) -> ScriptReply {
         let nodes = nodes.map(|(host, port, id, metadata)| {
-            ScriptReply::List(vec![host, ScriptReply::Integer(port), text(id), metadata])
+            ScriptReply::List(vec![host, ScriptReply::Integer(port), id.into(), metadata])
         });
         let slots = [0, 9].map(ScriptReply::Integer);
         ScriptReply::List(slots.into_iter().chain(nodes).collect())
@@ -669,7 +665,7 @@ mod tests {
     fn ids_of_masters_and_replicas_are_known() {
         let range = range([
             (ScriptReply::Nil, 7, "a", ScriptReply::Nil),
-            (text("other"), 8, "b", ScriptReply::Nil),
+            ("other".into(), 8, "b", ScriptReply::Nil),
         ]);
         let ids = parse_ids(&Endpoint::new("responder", 1), &range);
         let ids = ids.iter().map(|(at, id)| format!("{at} {id}"));
@@ -691,23 +687,24 @@ mod tests {
             &["hostname", "x", "ip", "10.0.0.2"][..],
             &["ip", "10.0.0.2"],
         ];
-        let maps = maps.map(|map| ScriptReply::List(map.iter().map(|word| text(word)).collect()));
+        let maps =
+            maps.map(|map| ScriptReply::List(map.iter().copied().map(ScriptReply::from).collect()));
         let found = |host: ScriptReply, metadata: ScriptReply| {
             let range = range([(host, 7, "id", metadata)]);
             parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
         };
         for map in maps {
-            let (first, last, at) = found(text("?"), map.clone());
+            let (first, last, at) = found("?".into(), map.clone());
             assert_eq!((first, last, &*at.to_string()), (0, 9, "10.0.0.2:7"));
             // Where the endpoint is unknown, the host of the answering node counts.
-            for host in [ScriptReply::Nil, text("")] {
+            for host in [ScriptReply::Nil, "".into()] {
                 let (.., at) = found(host, map.clone());
                 assert_eq!(at.to_string(), "responder:7");
             }
-            let (.., at) = found(text("named"), map);
+            let (.., at) = found("named".into(), map);
             assert_eq!(at.to_string(), "named:7");
         }
-        let (.., at) = found(text("?"), ScriptReply::List(Vec::new()));
+        let (.., at) = found("?".into(), ScriptReply::List(Vec::new()));
         assert_eq!(at.to_string(), "responder:7");
     }
 

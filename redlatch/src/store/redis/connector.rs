@@ -244,7 +244,7 @@ mod tests {
         };
         let check = |config: &ConnectionConfig, mode: &str, version: &str| {
             let texts = ["server", "redis", "version", version, "mode", mode];
-            let hello = texts.map(|text| ScriptReply::Bytes(text.into()));
+            let hello = texts.map(ScriptReply::from);
             config.check(&ServerInfo::from_hello(&ScriptReply::List(hello.into()))?)
         };
         let others = [

@@ -360,77 +360,63 @@ mod tests {
     /// A refusal that does not pass must not look like an outage: a program would wait for its end.
     #[test]
     fn refusals_of_a_handshake_are_permanent_unless_they_pass() {
-        for (command, text, kind) in [
-            (
-                "HELLO",
-                "LOADING Redis is loading the dataset in memory",
-                "not_executed",
-            ),
-            ("HELLO", "ERR max number of clients reached", "not_executed"),
+        let not_executed = [
+            ("HELLO", "LOADING Redis is loading the dataset in memory"),
+            ("HELLO", "ERR max number of clients reached"),
             (
                 "HELLO",
                 "ERR max number of clients + cluster connections reached",
-                "not_executed",
             ),
-            (
-                "HELLO",
-                "MASTERDOWN Link with MASTER is down",
-                "not_executed",
-            ),
-            (
-                "HELLO",
-                "NOPROTO unsupported protocol version",
-                "UnsupportedServer",
-            ),
-            ("HELLO", "ERR unknown command 'HELLO'", "UnsupportedServer"),
-            ("HELLO", "ERR unsupported command", "UnsupportedServer"),
-            (
-                "AUTH",
-                "ERR unknown command 'AUTH', with args beginning with: 's3cret'",
-                "Refused",
-            ),
+            ("HELLO", "MASTERDOWN Link with MASTER is down"),
+        ];
+        let unsupported = [
+            ("HELLO", "NOPROTO unsupported protocol version"),
+            ("HELLO", "ERR unknown command 'HELLO'"),
+            ("HELLO", "ERR unsupported command"),
             (
                 "HELLO",
                 "ERR unknown command `HELLO`, with args beginning with: `AUTH`, `s3cret`",
-                "UnsupportedServer",
             ),
+        ];
+        let failed = [
             (
                 "HELLO",
                 "NOAUTH HELLO must be called with the client already authenticated",
-                "AuthenticationFailed",
             ),
+            ("HELLO", "WRONGPASS invalid username-password pair"),
+        ];
+        let refused = [
             (
-                "HELLO",
-                "WRONGPASS invalid username-password pair",
-                "AuthenticationFailed",
+                "AUTH",
+                "ERR unknown command 'AUTH', with args beginning with: 's3cret'",
             ),
-            (
-                "HELLO",
-                "DENIED Redis is running in protected mode",
-                "Refused",
-            ),
-            ("SELECT 99", "ERR DB index is out of range", "Refused"),
+            ("HELLO", "DENIED Redis is running in protected mode"),
+            ("SELECT 99", "ERR DB index is out of range"),
             (
                 "SELECT 3",
                 "NOPERM this user has no permissions to run the 'select' command",
-                "Refused",
             ),
-            ("SELECT 3", "ERR unknown command 'SELECT'", "Refused"),
+            ("SELECT 3", "ERR unknown command 'SELECT'"),
+        ];
+        for (kind, refusals) in [
+            ("not_executed", &not_executed[..]),
+            ("UnsupportedServer", &unsupported),
+            ("AuthenticationFailed", &failed),
+            ("Refused", &refused),
         ] {
-            let failure = ExchangeError::from_refusal(command, &ErrorReply::new(text.into()));
-            let error = match failure {
-                ExchangeError::Permanent(error) => error,
-                failure => {
+            for (command, text) in refusals {
+                let failure = ExchangeError::from_refusal(command, &ErrorReply::new(*text));
+                let ExchangeError::Permanent(error) = failure else {
                     assert_eq!(failure.kind(), kind, "{text}");
                     continue;
+                };
+                assert!(format!("{error:?}").starts_with(kind), "{error:?}");
+                let said = error.to_string();
+                assert!(!said.contains("s3cret"), "{said}");
+                if kind == "Refused" {
+                    let text = text.split(", with").next().unwrap();
+                    assert!(said.contains(command) && said.contains(text), "{said}");
                 }
-            };
-            assert!(format!("{error:?}").starts_with(kind), "{error:?}");
-            let said = error.to_string();
-            assert!(!said.contains("s3cret"), "{said}");
-            if kind == "Refused" {
-                let text = text.split(", with").next().unwrap();
-                assert!(said.contains(command) && said.contains(text), "{said}");
             }
         }
     }

@@ -340,22 +340,19 @@ mod tests {
     /// A master that becomes a replica behind an acquisition does not confirm it, although no replica was awaited.
     #[test]
     fn replica_confirms_nothing() {
-        let text = |text: &str| ScriptReply::Bytes(text.into());
         let replicas = |count| ScriptReply::List(vec![ScriptReply::Nil; count]);
-        let port = ScriptReply::Integer(6379);
+        let port = || ScriptReply::Integer(6379);
+        let replica = [
+            "slave".into(),
+            "host".into(),
+            port(),
+            "connect".into(),
+            port(),
+        ];
         let roles = [
-            (vec![text("master"), port.clone(), replicas(2)], Some(2)),
-            (vec![text("master"), port.clone(), replicas(0)], Some(0)),
-            (
-                vec![
-                    text("slave"),
-                    text("host"),
-                    port.clone(),
-                    text("connect"),
-                    port,
-                ],
-                None,
-            ),
+            (vec!["master".into(), port(), replicas(2)], Some(2)),
+            (vec!["master".into(), port(), replicas(0)], Some(0)),
+            (replica.into(), None),
         ];
         for (role, connected) in roles {
             let counted = replicas_in(&ScriptReply::List(role));
@@ -369,7 +366,7 @@ mod tests {
     /// Envoy replies with a list of roles: the server may be a master, and confirms nothing.
     #[test]
     fn roles_of_several_servers_count_as_none() {
-        let role = [ScriptReply::Bytes("master".into()), ScriptReply::Integer(0)];
+        let role = [ScriptReply::from("master"), ScriptReply::Integer(0)];
         let roles = ScriptReply::List(vec![ScriptReply::List(role.into())]);
         assert!(replicas_in(&roles).unwrap_err().lacks_command());
     }

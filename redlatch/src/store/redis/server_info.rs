@@ -97,7 +97,6 @@ mod tests {
 
     #[test]
     fn info_tells_what_hello_does_not() {
-        let info = |text: &str| ScriptReply::Bytes(text.into());
         for (text, refused) in [
             ("redis_version:7.0.15\r\nredis_mode:standalone\r\n", None),
             (
@@ -113,7 +112,7 @@ mod tests {
                 Some("sentinel"),
             ),
         ] {
-            let info = info(text);
+            let info = text.into();
             let checked = ServerInfo::from_info(&info).check(true);
             let error = checked.err().map(|error| error.to_string());
             let as_expected = match refused {
@@ -123,7 +122,7 @@ mod tests {
             assert!(as_expected, "{text:?}: {error:?}");
         }
         // A user without permission.
-        let refusal = ScriptReply::Error(crate::step::ErrorReply::new("NOPERM no".into()));
+        let refusal = ScriptReply::error("NOPERM no");
         ServerInfo::from_info(&refusal).check(true).unwrap();
     }
 }

@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use proptest::test_runner::{RngSeed, TestRunner};
 
 use super::*;
-use crate::step::differential::env_number;
+use crate::step::differential::check_random;
 
 use Event::{Answer, Ended, Is, MovesTo, Report, Sweep, Tick, Unwatch};
 use WatchAction::{Expire, Release, Renew, RenewOnTime};
@@ -711,16 +710,8 @@ impl World {
 
 #[test]
 fn invariants_hold_in_random_histories() {
-    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
-    println!("REDLATCH_SEED={seed}");
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: 300,
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
     let histories = prop::collection::vec(events(), 1..150);
-    let outcome = runner.run(&histories, |history| {
+    check_random(300, histories, |history| {
         let mut world = World::new();
         for (pause, event) in history {
             world.now += pause;
@@ -750,9 +741,5 @@ fn invariants_hold_in_random_histories() {
             world.begin();
         }
         assert!(world.schedule.sizes().iter().all(|(_, size)| *size == 0));
-        Ok(())
     });
-    if let Err(failure) = outcome {
-        panic!("REDLATCH_SEED={seed}: {failure}");
-    }
 }

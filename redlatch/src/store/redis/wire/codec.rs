@@ -414,9 +414,8 @@ mod tests {
         |1\r\n+ttl\r\n:3\r\n$0\r\n\r\n>3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n:1\r\n";
 
     fn session() -> Vec<Frame> {
-        use ScriptReply::{Bytes, Error, Integer, List, Nil};
-        let text = |text: &str| Bytes(text.as_bytes().to_vec());
-        let error = |text: &str| Error(ErrorReply::new(text.to_owned()));
+        use ScriptReply::{Integer, List, Nil};
+        let (text, error) = (ScriptReply::from, ScriptReply::error);
         let map = List(vec![text("a"), List(vec![Nil])]);
         let replies = vec![
             text("OK"),

@@ -584,7 +584,7 @@ mod tests {
     /// Returns what the server replies: the key of each step.
     fn reply_to(command: &[String]) -> ScriptReply {
         let keys: usize = command[2].parse().unwrap();
-        let key = |key: &String| ScriptReply::Bytes(key.as_bytes().to_vec());
+        let key = |key: &String| ScriptReply::from(&**key);
         match &command[3..3 + keys] {
             [one] => key(one),
             more => ScriptReply::List(more.iter().map(key).collect()),
@@ -698,7 +698,7 @@ mod tests {
         assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), slots);
         for (slot, number) in slots.into_iter().zip(1..) {
             let answered = pipeline.take(slot).unwrap();
-            let key = ScriptReply::Bytes(format!("key{number}").into_bytes());
+            let key = ScriptReply::from(&*format!("key{number}"));
             assert_eq!(answered.reply, Some(key));
             assert!(!answered.refused);
             // Not when it was answered, or earlier: leases count from here.
@@ -769,7 +769,7 @@ mod tests {
         let slots = [1, 2].map(|number| get(&mut pipeline, number));
         pack(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
-        let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+        let error = ScriptReply::error("NOPERM no");
         receive(
             &mut pipeline,
             ScriptReply::List(vec![error.clone(), ScriptReply::Nil]),
@@ -812,7 +812,7 @@ mod tests {
         let list = ScriptReply::List(vec![ScriptReply::Nil, ScriptReply::Nil]);
         assert_eq!(receive(&mut pipeline, list), first);
         receive(&mut pipeline, ScriptReply::Nil);
-        let error = ScriptReply::Error(ErrorReply::new("NOSCRIPT No matching script.".to_owned()));
+        let error = ScriptReply::error("NOSCRIPT No matching script.");
         assert_eq!(receive(&mut pipeline, error.clone()), second);
         for slot in second {
             let answered = pipeline.take(slot).unwrap();
@@ -851,16 +851,14 @@ mod tests {
     #[test]
     fn subscriptions_are_confirmed_by_messages_or_refused() {
         let mut pipeline = Pipeline::default();
-        let message = |kind: &str, channel: &str| {
-            [kind, channel].map(|text| ScriptReply::Bytes(text.as_bytes().to_vec()))
-        };
+        let message = |kind, channel| [kind, channel].map(ScriptReply::from);
         let subscribe = Cmd::of(&["SUBSCRIBE", "a", "b"]);
         let expects = Expects::Confirmations("subscribe", 2);
         for refused in [false, true] {
             let slot = pipeline.send(&subscribe, expects, Instant::now());
             let later = ping(&mut pipeline);
             if refused {
-                let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+                let error = ScriptReply::error("NOPERM no");
                 assert_eq!(receive(&mut pipeline, error), [slot]);
             } else {
                 for other in [message("message", "a"), message("ssubscribe", "a")] {
@@ -892,16 +890,15 @@ mod tests {
     /// message of an end, and with an error.
     #[test]
     fn end_of_a_subscription_takes_no_reply_of_others() {
-        for error in [None, Some(ErrorReply::new("MOVED 1 :2".to_owned()))] {
+        for error in [None, Some(ErrorReply::new("MOVED 1 :2"))] {
             let mut pipeline = Pipeline::default();
             let end = Cmd::of(&["SUNSUBSCRIBE", "b"]);
             let slot = pipeline.send(&end, Expects::End, Instant::now());
             let subscribe = Cmd::of(&["SSUBSCRIBE", "d"]);
             let expects = Expects::Confirmations("ssubscribe", 1);
             let later = pipeline.send(&subscribe, expects, Instant::now());
-            let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
             for _ in 0..2 {
-                pipeline.confirm(&[text("sunsubscribe"), text("b")]);
+                pipeline.confirm(&["sunsubscribe", "b"].map(ScriptReply::from));
             }
             assert!(pipeline.answered.is_empty());
             if let Some(error) = error.clone() {
@@ -911,7 +908,7 @@ mod tests {
             assert_eq!(receive(&mut pipeline, hello), [slot]);
             let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
             assert_eq!(pipeline.take(slot).unwrap().reply, Some(reply));
-            pipeline.confirm(&[text("ssubscribe"), text("d")]);
+            pipeline.confirm(&["ssubscribe", "d"].map(ScriptReply::from));
             assert_eq!(pipeline.answered, [later]);
         }
     }
