@@ -152,6 +152,12 @@ struct Established {
     _guard: WireGuard,
 }
 
+impl Established {
+    fn is(&self, generation: Generation) -> bool {
+        self.live.generation == generation
+    }
+}
+
 impl ReconnectingConnection {
     pub(super) fn new(
         config: ConnectionConfig,
@@ -420,17 +426,13 @@ impl ReconnectingConnection {
     /// Subscribes to all restored channels, and then makes the connection available.
     async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
         let live = established.live.clone();
-        let restored: BTreeSet<String> = match self.subscription_mode {
-            SubscriptionMode::Restored if self.capabilities.subscribes_apart() => {
-                self.end_all_channels();
-                BTreeSet::new()
+        let mut restored = BTreeSet::new();
+        if self.subscription_mode == SubscriptionMode::Restored {
+            match self.capabilities.subscribes_apart() {
+                true => self.end_all_channels(),
+                false => restored.clone_from(&self.channels.lock()),
             }
-            SubscriptionMode::Restored => self.channels.lock().clone(),
-            SubscriptionMode::Unrestored
-            | SubscriptionMode::Sharded
-            | SubscriptionMode::Apart
-            | SubscriptionMode::Reports => BTreeSet::new(),
-        };
+        }
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
             let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
@@ -558,20 +560,15 @@ impl ReconnectingConnection {
     /// Returns whether there is a connection to a server that is known to have no sharded channels.
     pub(super) fn is_without_sharded_channels(&self) -> bool {
         let live = self.live.lock();
-        let generation = live.as_ref().map(|established| established.live.generation);
-        generation.is_some_and(|generation| self.lacks_sharded_channels(generation))
+        live.as_ref()
+            .is_some_and(|established| self.lacks_sharded_channels(established.live.generation))
     }
 
     /// Ends all subscriptions if one of these channels belongs to another node now. A server with sharded channels does
     /// that by itself.
     pub(super) fn end_moved_subscriptions(&self, has_moved: impl Fn(&str) -> bool) {
-        if self.is_without_sharded_channels()
-            && self
-                .channels
-                .lock()
-                .iter()
-                .any(|channel| has_moved(channel))
-        {
+        let has_moved = |channel: &String| has_moved(channel);
+        if self.is_without_sharded_channels() && self.channels.lock().iter().any(has_moved) {
             self.invalidate();
         }
     }
@@ -704,9 +701,8 @@ impl ReconnectingConnection {
             task.abort();
         }
         drop(connecting);
-        let generation = self.live().map(|live| live.generation);
-        if let Some(generation) = generation {
-            drop(self.detach(generation));
+        if let Some(live) = self.live() {
+            self.discard(&live);
         }
     }
 
@@ -717,8 +713,7 @@ impl ReconnectingConnection {
 
     fn is_live(&self, generation: Generation) -> bool {
         let live = self.live.lock();
-        live.as_ref()
-            .is_some_and(|established| established.live.generation == generation)
+        live.as_ref().is_some_and(|live| live.is(generation))
     }
 
     fn record_subscription(&self, channel: &str) {
@@ -740,15 +735,12 @@ impl ReconnectingConnection {
             return Ok(());
         }
         let live = self.live.lock();
-        match &*live {
-            Some(established) if established.live.generation == generation => {
-                self.record_subscription(channel);
-                Ok(())
-            }
-            _ => Err(ExchangeError::not_executed(
-                "the connection has ended meanwhile",
-            )),
+        if live.as_ref().is_none_or(|live| !live.is(generation)) {
+            let reason = "the connection has ended meanwhile";
+            return Err(ExchangeError::not_executed(reason));
         }
+        self.record_subscription(channel);
+        Ok(())
     }
 
     /// Handles a subscription that the server has ended by itself.
@@ -771,10 +763,7 @@ impl ReconnectingConnection {
     /// Handles the end of a connection in use: all waiters for its messages must check the store again.
     /// Returns the connection; dropping it ends a task.
     fn detach(&self, generation: Generation) -> Option<Established> {
-        let dead = self
-            .live
-            .lock()
-            .take_if(|established| established.live.generation == generation);
+        let dead = self.live.lock().take_if(|live| live.is(generation));
         if dead.is_some() {
             match self.subscription_mode {
                 SubscriptionMode::Restored | SubscriptionMode::Reports => {
@@ -794,16 +783,14 @@ impl ReconnectingConnection {
         if let Some(dead) = self.detach(generation)
             && self.subscription_mode != SubscriptionMode::Reports
         {
-            let mut lost = self.lost_at.lock();
-            *lost = Some(Instant::now());
+            *self.lost_at.lock() = Some(Instant::now());
             tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
         }
     }
 
     /// Records that there is a connection, and logs it if one was lost before.
     fn on_connected(&self, address: &str) {
-        let mut lost = self.lost_at.lock();
-        if let Some(lost) = lost.take() {
+        if let Some(lost) = self.lost_at.lock().take() {
             let elapsed_ms = lost.elapsed().as_millis();
             tracing::info!(
                 address,
@@ -1066,11 +1053,10 @@ impl super::wire::OnPush for PushReceiver {
         match error {
             // This client has ended it. Or the runtime has ended, which is no reason for a warning: it is the end of a
             // program.
-            WireError::Ended => {
-                if connection.detach(self.generation).is_some() {
-                    tracing::debug!("a connection to the store ended with its task");
-                }
+            WireError::Ended if connection.detach(self.generation).is_some() => {
+                tracing::debug!("a connection to the store ended with its task");
             }
+            WireError::Ended => {}
             error => connection.connection_lost(self.generation, error),
         }
     }
@@ -1096,13 +1082,17 @@ mod tests {
                 .command::<(String, u32)>(&["PUBSUB", "NUMSUB", "c"])
                 .1
         };
-        let subscribed = async {
+        within_limit(async {
             while subscribers_of() != subscribers {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-        };
+        })
+        .await;
+    }
+
+    async fn within_limit(work: impl Future<Output = ()>) {
         let limit = Duration::from_secs(30);
-        tokio::time::timeout(limit, subscribed).await.unwrap();
+        tokio::time::timeout(limit, work).await.unwrap();
     }
 
     /// A node that is loading its data may be one of another cluster.
@@ -1170,13 +1160,12 @@ mod tests {
         let later = live.wire.send(&Cmd::of(&["PING"]));
         assert!(live.reply(sent).await.is_ok() && live.reply(later).await.is_ok());
         pubsub.get_or_connect().await.unwrap();
-        let ended = async {
+        within_limit(async {
             while !live.wire.has_ended() {
                 tokio::task::yield_now().await;
             }
-        };
-        let limit = Duration::from_secs(30);
-        tokio::time::timeout(limit, ended).await.unwrap();
+        })
+        .await;
     }
 
     /// Several requests subscribe to a channel. One of them comes to a connection that has just ended.
