@@ -348,10 +348,7 @@ impl Differential {
 
     /// Runs the step, and `after` it. Returns the replies.
     async fn run_alone<R>(&mut self, step: &Step<'_, R>, after: redis::Cmd) -> [redis::Value; 2] {
-        let mut cmd = redis::cmd("EVAL");
-        let keys = step.keys();
-        cmd.arg(step.script().source()).arg(keys.len());
-        cmd.arg(key_texts(step)).arg(arg_texts(step));
+        let cmd = eval(step.script().source(), step);
         self.run_commands([cmd, after]).await
     }
 
@@ -432,11 +429,8 @@ impl Differential {
 
     /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then nothing has changed.
     async fn refuse_calls<R>(&mut self, step: &Step<'_, R>) {
-        let mut cmd = redis::cmd("EVAL");
-        let keys = step.keys();
         let source = refusing_source(step.script());
-        cmd.arg(format!("{DUMP}{source}")).arg(keys.len());
-        cmd.arg(key_texts(step)).arg(arg_texts(step));
+        let cmd = eval(&format!("{DUMP}{source}"), step);
         type RawRun = (String, Vec<u8>, Vec<u8>, RawDump);
         let (before, runs): (RawDump, Vec<RawRun>) =
             cmd.query_async(&mut self.connection).await.unwrap();
@@ -804,12 +798,6 @@ impl Comparable for Vec<Renewed> {
     }
 }
 
-impl Comparable for Option<OwnerId> {
-    fn comparable(&self) -> String {
-        format!("{self:?}")
-    }
-}
-
 impl Comparable for Option<Expiry> {
     fn comparable(&self) -> String {
         self.map_or("none".into(), |left| left.comparable())
@@ -828,6 +816,7 @@ macro_rules! compare_by_debug {
 
 compare_by_debug!(
     Transferred,
+    Option<OwnerId>,
     (),
     (bool, Waiting),
     bool,
@@ -850,6 +839,14 @@ pub(crate) fn arg_texts<R>(step: &Step<'_, R>) -> Vec<String> {
         Arg::Number(number) => number.to_string(),
     };
     step.args().iter().map(text).collect()
+}
+
+/// Returns the command that runs this script with the keys and arguments of a step.
+fn eval<R>(source: &str, step: &Step<'_, R>) -> redis::Cmd {
+    let (keys, args) = (key_texts(step), arg_texts(step));
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(source).arg(keys.len()).arg(keys).arg(args);
+    cmd
 }
 
 /// Returns the reply as the wire decodes it.

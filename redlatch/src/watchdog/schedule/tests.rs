@@ -488,42 +488,21 @@ fn sweep_checks_all_holds_of_its_node_after_pause() {
 #[test]
 fn node_is_remembered_while_it_has_work_or_was_swept() {
     let now = Instant::now();
-    let unused = NodeQueue::default;
-    for (queue, is_used) in [
-        (unused(), [false, false]),
-        (
-            NodeQueue {
-                batches: 1,
-                ..unused()
-            },
-            [true, true],
-        ),
-        (
-            NodeQueue {
-                ready: [1].into(),
-                ..unused()
-            },
-            [true, true],
-        ),
-        (
-            NodeQueue {
-                next_sweep: Some(now),
-                ..unused()
-            },
-            [true, true],
-        ),
-        (
-            NodeQueue {
-                last_sweep: Some(now),
-                ..unused()
-            },
-            [true, false],
-        ),
+    for (batches, ready, next_sweep, last_sweep, is_used) in [
+        (0, 0, None, None, [false, false]),
+        (1, 0, None, None, [true, true]),
+        (0, 1, None, None, [true, true]),
+        (0, 0, Some(now), None, [true, true]),
+        (0, 0, None, Some(now), [true, false]),
     ] {
-        assert_eq!(
-            [now, now + SWEEP_PAUSE].map(|now| queue.is_used(now)),
-            is_used
-        );
+        let queue = NodeQueue {
+            ready: (0..ready).collect(),
+            batches,
+            last_sweep,
+            next_sweep,
+        };
+        let times = [now, now + SWEEP_PAUSE];
+        assert_eq!(times.map(|now| queue.is_used(now)), is_used);
     }
     let mut world = World::new();
     world.after(0, Sweep(0));
