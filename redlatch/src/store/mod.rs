@@ -11,7 +11,7 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
-use self::redis::Topology;
+use self::redis::{CommandRequest, Topology};
 pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
@@ -133,7 +133,12 @@ impl Store {
         within: Duration,
     ) -> Result<Answer<R>> {
         match self {
-            Store::Redis(redis) => redis.run_once(step, delivery, within).await,
+            Store::Redis(redis) => {
+                let (topology, progress) = (&redis.topology, Progress::default());
+                let request = CommandRequest::for_step(topology, step, None, delivery, &progress)?;
+                let limit = within.min(redis.response_timeout);
+                request.send_once(limit).await?.decode(step)
+            }
             Store::Embedded(embedded) => embedded.run(step, &Progress::default()),
         }
     }
@@ -155,9 +160,10 @@ impl Store {
     ) -> Result<Answer<R>> {
         match self {
             Store::Redis(redis) => {
-                let answer =
-                    redis.run_at_most_once(step, what, delivery, answered_within, progress);
-                answer.await
+                let (topology, timeout) = (&redis.topology, redis.response_timeout);
+                let request = CommandRequest::for_step(topology, step, None, delivery, progress)?;
+                let sending = request.send_at_most_once(what, timeout, answered_within);
+                sending.await?.decode(step)
             }
             Store::Embedded(embedded) => embedded.run(step, progress),
         }

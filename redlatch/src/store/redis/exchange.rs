@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
 use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
@@ -17,7 +17,7 @@ use super::pubsub::{SubscriptionMode, subscribing};
 use super::replicas::Replicas;
 use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::{Batchable, ErrorReply, Script, ScriptReply, Step};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progress, Route};
@@ -26,7 +26,7 @@ use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progre
 const MAX_REDIRECTIONS: usize = 8;
 
 /// One command, and how to send it.
-pub(super) struct CommandRequest<'a> {
+pub(in crate::store) struct CommandRequest<'a> {
     topology: &'a Topology,
     cmd: PooledCmd,
     /// The script that the command runs by its SHA, if any.
@@ -47,7 +47,7 @@ pub(super) struct CommandRequest<'a> {
 }
 
 /// The answer to a command, before it is decoded.
-pub(super) type RawAnswer = Answer<ScriptReply>;
+pub(in crate::store) type RawAnswer = Answer<ScriptReply>;
 
 impl<'a> CommandRequest<'a> {
     pub(super) fn new(
@@ -70,7 +70,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Returns the request that runs a step by the SHA of its script.
-    pub(super) fn for_step<R: Send>(
+    pub(in crate::store) fn for_step<R: Send>(
         topology: &'a Topology,
         step: &'a Step<'_, R>,
         channel: Option<&'a str>,
@@ -149,7 +149,60 @@ impl<'a> CommandRequest<'a> {
         })
     }
 
-    pub(super) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
+    /// Makes exchanges until one may have had an effect, or the response timeout has passed. `what`
+    /// names the step in the error for a missing answer, for which this waits `answered_within`.
+    pub(in crate::store) async fn send_at_most_once(
+        &self,
+        what: &'static str,
+        response_timeout: Duration,
+        answered_within: Duration,
+    ) -> Result<RawAnswer> {
+        check_runtime()?;
+        let progress = self.progress;
+        let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
+            step: what,
+            reason,
+            source,
+        };
+        let mut retry = Retry::with_timeout(response_timeout);
+        let answer_timeout = answered_within.max(response_timeout);
+        loop {
+            let mut sending = pin!(self.send());
+            let answered = match progress
+                .with_timeout(retry.started, response_timeout, sending.as_mut())
+                .await
+            {
+                Some(answered) => answered,
+                None => {
+                    self.topology.request_refresh();
+                    if !progress.was_sent() {
+                        return Err(retry.deadline_error(self.timeout_hint(), progress));
+                    }
+                    let from = progress.timeout_start().unwrap_or(retry.started);
+                    let answered_by = from.max(retry.started) + answer_timeout;
+                    let late = |_| unknown(format!("no answer within {answer_timeout:?}").into());
+                    timeout_at(answered_by, sending).await.map_err(late)?
+                }
+            };
+            match answered {
+                Ok(answer) => {
+                    progress.record_answer();
+                    return Ok(answer);
+                }
+                Err(ExchangeError::Unanswered(cause)) => return Err(unknown(cause)),
+                Err(failure) => {
+                    progress.mark_unsent();
+                    let limits = self.limits();
+                    retry.pause_after(failure, &limits.outage, progress).await?;
+                    if retry.remaining().is_zero() {
+                        return Err(retry.deadline_error(None, progress));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(in crate::store) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
         check_runtime()?;
         match timeout(limit, pin!(self.send())).await {
             Ok(answer) => answer.map_err(ExchangeError::into_error),
@@ -161,7 +214,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
-    pub(super) fn timeout_hint(&self) -> Option<&'static str> {
+    fn timeout_hint(&self) -> Option<&'static str> {
         match self.node {
             Some(node) => node.timeout_hint(),
             None => self.topology.timeout_hint(self.key),
@@ -169,7 +222,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Returns the limits of the node, as far as it is known locally.
-    pub(super) fn limits(&self) -> Arc<NodeLimits> {
+    fn limits(&self) -> Arc<NodeLimits> {
         match self.node {
             Some(node) => node.limits.clone(),
             None => self.topology.limits(self.key),

@@ -31,17 +31,17 @@
 //! exchange_error  pace        errors and retries · pauses in an outage
 //! ```
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout;
 
 pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
 pub(crate) use self::credentials::{Password, Provider};
-use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
-use self::exchange_error::{ExchangeError, Retry};
+pub(super) use self::exchange::CommandRequest;
+use self::exchange::{PooledCmd, RawAnswer, check_runtime};
+use self::exchange_error::ExchangeError;
 use self::node::Node;
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
@@ -51,8 +51,8 @@ pub(super) use self::slot::slot;
 pub(super) use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;
 pub use self::url::PublicUrl;
-use super::{Answer, Cursor, Delivery, Progress, ScanType, SharedSubscriber, Suspects};
-use crate::error::{Cause, Error, Result};
+use super::{Cursor, Delivery, Progress, ScanType, SharedSubscriber, Suspects};
+use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::step::{ScriptReply, Step, unexpected_reply};
 
@@ -162,71 +162,6 @@ impl Redis {
                 Ok(answer)
             }),
         })
-    }
-
-    pub(crate) async fn run_once<R: Send>(
-        &self,
-        step: &Step<'_, R>,
-        delivery: Delivery,
-        within: Duration,
-    ) -> Result<Answer<R>> {
-        let progress = Progress::default();
-        let request = CommandRequest::for_step(&self.topology, step, None, delivery, &progress)?;
-        let limit = within.min(self.response_timeout);
-        request.send_once(limit).await?.decode(step)
-    }
-
-    pub(crate) async fn run_at_most_once<R: Send>(
-        &self,
-        step: &Step<'_, R>,
-        what: &'static str,
-        delivery: Delivery,
-        answered_within: Duration,
-        progress: &Progress,
-    ) -> Result<Answer<R>> {
-        check_runtime()?;
-        let request = CommandRequest::for_step(&self.topology, step, None, delivery, progress)?;
-        let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
-            step: what,
-            reason,
-            source,
-        };
-        let mut retry = Retry::with_timeout(self.response_timeout);
-        let answer_timeout = answered_within.max(self.response_timeout);
-        loop {
-            let mut sending = pin!(request.send());
-            let answered = match progress
-                .with_timeout(retry.started, self.response_timeout, sending.as_mut())
-                .await
-            {
-                Some(answered) => answered,
-                None => {
-                    self.topology.request_refresh();
-                    if !progress.was_sent() {
-                        return Err(retry.deadline_error(request.timeout_hint(), progress));
-                    }
-                    let from = progress.timeout_start().unwrap_or(retry.started);
-                    let answered_by = from.max(retry.started) + answer_timeout;
-                    let late = |_| unknown(format!("no answer within {answer_timeout:?}").into());
-                    timeout_at(answered_by, sending).await.map_err(late)?
-                }
-            };
-            match answered {
-                Ok(answer) => {
-                    progress.record_answer();
-                    return answer.decode(step);
-                }
-                Err(ExchangeError::Unanswered(cause)) => return Err(unknown(cause)),
-                Err(failure) => {
-                    progress.mark_unsent();
-                    let limits = request.limits();
-                    retry.pause_after(failure, &limits.outage, progress).await?;
-                    if retry.remaining().is_zero() {
-                        return Err(retry.deadline_error(None, progress));
-                    }
-                }
-            }
-        }
     }
 
     /// Returns the error for a request for this key that had no contact with the store for this long.
