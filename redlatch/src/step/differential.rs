@@ -1,9 +1,10 @@
-//! Differential test harness for the two implementations of each step: its Lua script, which a server
-//! runs, and its Rust rule, which the embedded keyspace runs. The same random steps must return equal
-//! replies, and leave equal state and messages, on both.
+//! Differential test harness for the two implementations of each step: its Lua script, which a
+//! server runs, and its Rust rule, which the embedded keyspace runs. The same random steps must
+//! return equal replies, and leave equal state and messages, on both.
 //!
-//! 1. A history is a random sequence of moves. A move is a step, or an outside event: time passes, or
-//!    another program changes a key. A history starts with an empty server and an empty keyspace.
+//! 1. A history is a random sequence of moves. A move is a step, or an outside event: time passes,
+//!    or another program changes a key. A history starts with an empty server and an empty
+//!    keyspace.
 //! 2. Each move is applied to the server and to the keyspace. If it is a step, its replies are
 //!    compared.
 //! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
@@ -89,8 +90,8 @@ pub(crate) fn env_number(name: &str, default: u64) -> u64 {
 
 /// Runs random histories on a server and a keyspace, and compares both after each move.
 ///
-/// `run_move` applies one move through the methods of [`Differential`]. The moves must reach each call of the scripts in the
-/// directory of the caller.
+/// `run_move` applies one move through the methods of [`Differential`]. The moves must reach each
+/// call of the scripts in the directory of the caller.
 #[track_caller]
 pub(crate) fn assert_equivalent<M, F>(moves: impl Strategy<Value = M>, run_move: F)
 where
@@ -176,8 +177,9 @@ pub(crate) fn check_random<T: Debug>(
     }
 }
 
-/// Checks that the histories have reached each event. They are random, so moves must be such that [`HISTORIES`] histories
-/// reach each event 25 times on average: then all of a thousand million runs reach it.
+/// Checks that the histories have reached each event. They are random, so moves must be such that
+/// [`HISTORIES`] histories reach each event 25 times on average: then all of a thousand million
+/// runs reach it.
 pub(crate) fn assert_reached<const N: usize>(events: [u32; N]) {
     println!("reached: {events:?}");
     assert!(!events.contains(&0), "never: {events:?}");
@@ -289,8 +291,8 @@ impl Differential {
         }
     }
 
-    /// Replaces the subscriptions, which begin with all channels, by these channels. For steps whose
-    /// result depends on whether a channel has subscribers.
+    /// Replaces the subscriptions, which begin with all channels, by these channels. For steps
+    /// whose result depends on whether a channel has subscribers.
     pub(crate) async fn subscribe_only(&mut self, channels: impl IntoIterator<Item = String>) {
         let channels: BTreeSet<String> = channels.into_iter().collect();
         let previous = match self.subscribed.take() {
@@ -324,14 +326,16 @@ impl Differential {
         while self.pushes.try_recv().is_ok() {}
     }
 
-    /// Sets the keyspace's clock to the time of the latest script plus `clock_offset`, and returns the keyspace.
+    /// Sets the keyspace's clock to the time of the latest script plus `clock_offset`, and returns
+    /// the keyspace.
     fn keyspace_at_now(&mut self) -> &mut Keyspace {
         self.keyspace.now = self.now + self.clock_offset;
         &mut self.keyspace
     }
 
-    /// Runs commands on the server in one round trip. Rules then run at the same time of the server's clock: some
-    /// scripts set timestamps a second ahead, and this process may pause for longer.
+    /// Runs commands on the server in one round trip. Rules then run at the same time of the
+    /// server's clock: some scripts set timestamps a second ahead, and this process may pause for
+    /// longer.
     async fn run_commands<const N: usize>(&mut self, cmds: [redis::Cmd; N]) -> [redis::Value; N] {
         let mut pipeline = redis::pipe();
         pipeline.cmd("TIME");
@@ -352,8 +356,8 @@ impl Differential {
         self.run_commands([cmd, after]).await
     }
 
-    /// The same for the step in one script behind the same step for a key of another type, if such steps can be sent
-    /// together.
+    /// The same for the step in one script behind the same step for a key of another type, if such
+    /// steps can be sent together.
     async fn run_in_batch<R>(
         &mut self,
         step: &Step<'_, R>,
@@ -427,7 +431,8 @@ impl Differential {
         (rule, after)
     }
 
-    /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then nothing has changed.
+    /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then
+    /// nothing has changed.
     async fn refuse_calls<R>(&mut self, step: &Step<'_, R>) {
         let source = refusing_source(step.script());
         let cmd = eval(&format!("{DUMP}{source}"), step);
@@ -444,8 +449,8 @@ impl Differential {
         Coverage::check(step, &decode_dump(before), &runs);
     }
 
-    /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks the
-    /// hold. Returns whether it is held.
+    /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks
+    /// the hold. Returns whether it is held.
     pub(crate) async fn renew(&mut self, hold: &Hold, lease_multiple: u32) -> bool {
         let step = renew_holds(
             hold.kind.renewal(hold).script,
@@ -501,8 +506,8 @@ impl Differential {
         self.step(&step).await
     }
 
-    /// Checks that inspecting the object `name` gives the same result on both sides, and that both have the same keys
-    /// and have published the same messages.
+    /// Checks that inspecting the object `name` gives the same result on both sides, and that both
+    /// have the same keys and have published the same messages.
     async fn inspect_and_compare(&mut self, last_move: &impl Debug) {
         let names = [CandidateKeys::new("name".into())];
         let mut dump = redis::cmd("EVAL");
@@ -701,9 +706,8 @@ fn decode_dump((now, all): RawDump) -> Dump {
     all.into_iter().map(entry).collect()
 }
 
-/// Returns the value of a field of the registry of clients, of a hold in a group, or of the record of a run, with an age instead of
-/// its time. Other
-/// values are unchanged.
+/// Returns the value of a field of the registry of clients, of a hold in a group, or of the record
+/// of a run, with an age instead of its time. Other values are unchanged.
 pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
     let end = value.find(|c: char| c != '-' && !c.is_ascii_digit());
     let (time, text) = value.split_at(end.unwrap_or(value.len()));
@@ -733,7 +737,8 @@ fn server_time(reply: redis::Value) -> Duration {
     Duration::from_secs(seconds) + Duration::from_micros(micros)
 }
 
-/// Converts to the nearest number of [`TIME_UNIT`]s. A timestamp that means never becomes `i64::MAX`.
+/// Converts to the nearest number of [`TIME_UNIT`]s. A timestamp that means never becomes
+/// `i64::MAX`.
 fn timestamp_in_units(millis: i64) -> i64 {
     let unit = TIME_UNIT.as_millis() as i64;
     match millis {

@@ -31,8 +31,8 @@ mod scan;
 mod shared_oneshot;
 mod subscriber;
 
-/// The store of one client. Not a trait: a trait cannot express what a store must promise (order, atomic
-/// steps, pushed messages).
+/// The store of one client. Not a trait: a trait cannot express what a store must promise (order,
+/// atomic steps, pushed messages).
 pub(crate) enum Store {
     Redis(redis::Redis),
     Embedded(embedded::EmbeddedConnection),
@@ -76,10 +76,11 @@ impl Store {
         self.topology().is_some_and(Topology::is_cluster)
     }
 
-    /// Runs a step. If the connection breaks, repeats it on the next one until the response timeout.
+    /// Runs a step. If the connection breaks, repeats it on the next one until the response
+    /// timeout.
     ///
-    /// Subscribes to `channel` first, if there is one, in the same round trip. So all messages published
-    /// after the step arrive.
+    /// Subscribes to `channel` first, if there is one, in the same round trip. So all messages
+    /// published after the step arrive.
     #[expect(
         clippy::manual_async_fn,
         reason = "an `async fn` stores its arguments twice"
@@ -113,7 +114,8 @@ impl Store {
         }
     }
 
-    /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an idempotent write.
+    /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an
+    /// idempotent write.
     pub(crate) async fn run_idempotent<R: Send>(&self, step: &Step<'_, R>) -> Result<R> {
         let (delivery, progress) = (Delivery::REQUEST, Progress::default());
         Ok(self.run(step, None, delivery, &progress).await?.reply)
@@ -143,11 +145,12 @@ impl Store {
         }
     }
 
-    /// Runs a step that must not be applied twice. It is repeated only while it is known to have had no
-    /// effect. Without an answer, the error is [`Error::OutcomeUnknown`], which names `what`.
+    /// Runs a step that must not be applied twice. It is repeated only while it is known to have
+    /// had no effect. Without an answer, the error is [`Error::OutcomeUnknown`], which names
+    /// `what`.
     ///
-    /// A step that was not sent by the response timeout is dropped. The wait for its answer lasts until
-    /// `answered_within`, if that is longer.
+    /// A step that was not sent by the response timeout is dropped. The wait for its answer lasts
+    /// until `answered_within`, if that is longer.
     ///
     /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
     pub(crate) async fn run_at_most_once<R: Send>(
@@ -169,20 +172,22 @@ impl Store {
         }
     }
 
-    /// Returns whether a script can count all subscribers of a channel. Nodes of a cluster without sharded channels
-    /// count only their own.
+    /// Returns whether a script can count all subscribers of a channel. Nodes of a cluster without
+    /// sharded channels count only their own.
     pub(crate) fn counts_subscribers(&self) -> bool {
         self.topology().is_none_or(Topology::counts_subscribers)
     }
 
-    /// Returns whether acquisitions wait for replicas. If not, all steps about a key use one connection.
+    /// Returns whether acquisitions wait for replicas. If not, all steps about a key use one
+    /// connection.
     pub(crate) fn awaits_replicas(&self) -> bool {
         self.topology()
             .is_some_and(|topology| topology.awaits_replicas)
     }
 
-    /// Returns the node that serves a key, as far as is known locally. Work for different nodes is limited
-    /// and batched separately, so a node that does not answer does not delay work for the others.
+    /// Returns the node that serves a key, as far as is known locally. Work for different nodes is
+    /// limited and batched separately, so a node that does not answer does not delay work for the
+    /// others.
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
         self.topology()?.known_node(key).map(|node| node.id)
     }
@@ -201,7 +206,8 @@ impl Store {
         limits.settle_permits.clone().acquire_owned().await.ok()
     }
 
-    /// Returns the error for a request for this key that had no contact with the store for this long.
+    /// Returns the error for a request for this key that had no contact with the store for this
+    /// long.
     pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         match self {
             Store::Redis(redis) => redis.timeout_error(key, after),
@@ -228,8 +234,8 @@ impl Store {
         }
     }
 
-    /// Returns one page of the keys that match a glob pattern, and the start of the next page, if there is
-    /// one. A key may occur twice, as with SCAN.
+    /// Returns one page of the keys that match a glob pattern, and the start of the next page, if
+    /// there is one. A key may occur twice, as with SCAN.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
@@ -270,8 +276,8 @@ impl Store {
         }
     }
 
-    /// Makes the store report changed keys to `changes` from now on, for as long as `changes` and `reporters` exist.
-    /// Also starts the reports again after they have ended.
+    /// Makes the store report changed keys to `changes` from now on, for as long as `changes` and
+    /// `reporters` exist. Also starts the reports again after they have ended.
     pub(crate) async fn start_reports(
         &self,
         changes: &Arc<Changes>,

@@ -1,18 +1,20 @@
 //! A cluster: maps slots to nodes, and keeps the map up to date.
 //!
 //! 1. A redirection (MOVED) is followed at once, for its slot only.
-//! 2. The whole map is requested again when there is a reason to (a MOVED, a connection that fails, a
-//!    missing answer), and periodically, because a node that hangs gives no reason.
-//! 3. Several nodes are queried. Among their answers, the one with the latest epoch counts, so that a node
-//!    that was cut off cannot mislead the client.
-//! 4. A node that is behind in gossip must not undo newer changes. So an answer is ignored if its epoch
-//!    is earlier than that of the map in use, or, for a slot that MOVED has moved, if its epoch is not
-//!    later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because a cluster that was set
-//!    up again has earlier epochs.
-//! 5. An answer of a node of another cluster does not count, and such a node is not used ([`super::node_ids`]).
+//! 2. The whole map is requested again when there is a reason to (a MOVED, a connection that fails,
+//!    a missing answer), and periodically, because a node that hangs gives no reason.
+//! 3. Several nodes are queried. Among their answers, the one with the latest epoch counts, so that
+//!    a node that was cut off cannot mislead the client.
+//! 4. A node that is behind in gossip must not undo newer changes. So an answer is ignored if its
+//!    epoch is earlier than that of the map in use, or, for a slot that MOVED has moved, if its
+//!    epoch is not later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because
+//!    a cluster that was set up again has earlier epochs.
+//! 5. An answer of a node of another cluster does not count, and such a node is not used
+//!    ([`super::node_ids`]).
 //!
-//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do not. After
-//! such a MOVED the nodes are queried once more; such an ASK leads to the only other master with its port.
+//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but
+//! redirections do not. After such a MOVED the nodes are queried once more; such an ASK leads to
+//! the only other master with its port.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -117,8 +119,9 @@ impl SlotMap {
 
 /// The owners of the slots according to one node.
 struct SlotReport {
-    /// Whether the node reports that the cluster works: it sees most masters and, unless the cluster is configured to
-    /// work without (`cluster-require-full-coverage no`), an owner of every slot.
+    /// Whether the node reports that the cluster works: it sees most masters and, unless the
+    /// cluster is configured to work without (`cluster-require-full-coverage no`), an owner of
+    /// every slot.
     is_healthy: bool,
     epoch: u64,
     ranges: Vec<SlotRange>,
@@ -160,7 +163,8 @@ impl Cluster {
             .ok_or_else(|| self.without_owner(&format!("no node of the cluster owns slot {slot}")))
     }
 
-    /// Returns the error for slots whose owner is not known: that of the latest query if no node has answered it.
+    /// Returns the error for slots whose owner is not known: that of the latest query if no node
+    /// has answered it.
     pub(super) fn without_owner(&self, otherwise: &str) -> ExchangeError {
         match self.unanswered.lock().clone() {
             Some(failure) if failure.is_permanent() => failure,
@@ -190,7 +194,8 @@ impl Cluster {
         self.has_sharded_channels.load(Ordering::Relaxed)
     }
 
-    /// Ends subscriptions at nodes that have lost the slots of their channels, where the node does not. (See
+    /// Ends subscriptions at nodes that have lost the slots of their channels, where the node does
+    /// not. (See
     /// [`super::pubsub`].)
     fn end_moved_subscriptions(&self) {
         let nodes = self.nodes();
@@ -216,7 +221,8 @@ impl Cluster {
         map.departed.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Handles MOVED: a node reports that another node owns the slot. Returns that node, if it can be found.
+    /// Handles MOVED: a node reports that another node owns the slot. Returns that node, if it can
+    /// be found.
     pub(super) async fn handle_moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         let Some(to) = self.parse_redirect(slot, to) else {
             let responder = self.known_slot_owner(slot);
@@ -242,7 +248,8 @@ impl Cluster {
         Some(node)
     }
 
-    /// Handles ASK: a node refers to another one for this command only. Returns that node, if it can be found.
+    /// Handles ASK: a node refers to another one for this command only. Returns that node, if it
+    /// can be found.
     pub(super) fn handle_ask(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
         let endpoint = self
             .parse_redirect(slot, to)
@@ -250,8 +257,9 @@ impl Cluster {
         Some(self.node(&mut self.map.lock(), &endpoint))
     }
 
-    /// Returns the target of a redirection without a host: the only other node with its port, if there is one.
-    /// If that is the wrong node, it refuses the command, because only the node that imports the slot accepts it.
+    /// Returns the target of a redirection without a host: the only other node with its port, if
+    /// there is one. If that is the wrong node, it refuses the command, because only the node that
+    /// imports the slot accepts it.
     fn only_other_with_port(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
         let map = self.map.lock();
@@ -287,7 +295,8 @@ impl Cluster {
         refreshed.await;
     }
 
-    /// Queries the nodes for the owners of the slots. Returns whether there are other masters than before.
+    /// Queries the nodes for the owners of the slots. Returns whether there are other masters than
+    /// before.
     async fn refresh(&self) -> bool {
         let before = self.map.lock().masters();
         // Query some connected nodes first; if no answer of theirs can be used, query all.
@@ -299,7 +308,8 @@ impl Cluster {
         self.map.lock().masters() != before
     }
 
-    /// Queries connected nodes, or all known ones, and uses their best answer. Returns whether one was used.
+    /// Queries connected nodes, or all known ones, and uses their best answer. Returns whether one
+    /// was used.
     async fn query_nodes(&self, connected: bool) -> bool {
         let limit = match connected {
             true => QUERY_TIMEOUT,
@@ -388,8 +398,9 @@ impl Cluster {
                 self.settings.suspects.add_node(node.id);
             }
         }
-        // A node that has lost its slots may hang with commands in flight, so it is invalidated. A node that has
-        // none yet may serve keys of a slot that is moving there, so it is kept while it is in use.
+        // A node that has lost its slots may hang with commands in flight, so it is invalidated. A
+        // node that has none yet may serve keys of a slot that is moving there, so it is kept while
+        // it is in use.
         let is_in_use = |node: &Arc<Node>| Arc::strong_count(node) > 1;
         let mut gone = Vec::new();
         map.nodes.retain(|at, node| {
@@ -422,7 +433,8 @@ impl Cluster {
         map.nodes.entry(at.clone()).or_insert_with(new).clone()
     }
 
-    /// Parses the address in a redirection for a slot. Without a host it has that of the known owner of the slot.
+    /// Parses the address in a redirection for a slot. Without a host it has that of the known
+    /// owner of the slot.
     fn parse_redirect(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let map = self.map.lock();
         let responder = map.owner(slot).or_else(|| self.seeds.first())?;
@@ -430,8 +442,9 @@ impl Cluster {
     }
 }
 
-/// Returns the best of several answers: of the cluster to which most answering nodes belong, if addresses in the URL are
-/// those of another one; of a node that reports that the cluster works; and the latest.
+/// Returns the best of several answers: of the cluster to which most answering nodes belong, if
+/// addresses in the URL are those of another one; of a node that reports that the cluster works;
+/// and the latest.
 fn best_report(reports: &[SlotReport]) -> Option<&SlotReport> {
     let same_cluster = |one: &SlotReport| {
         let shares_node = |other: &&SlotReport| one.ids.values().any(|id| other.has_node(id));

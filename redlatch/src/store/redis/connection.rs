@@ -1,16 +1,16 @@
 //! A connection that is opened on demand and replaced when it breaks.
 //!
-//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops waiting does
-//!    not restart it for the others.
-//! 2. After a failure the next try to connect starts after a random, growing pause ([`Pace`]). A connection
-//!    counts as a success with the first answer to a step: one that breaks right after its handshake is a
-//!    failure.
+//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops
+//!    waiting does not restart it for the others.
+//! 2. After a failure the next try to connect starts after a random, growing pause ([`Pace`]). A
+//!    connection counts as a success with the first answer to a step: one that breaks right after
+//!    its handshake is a failure.
 //! 3. On a new connection, subscriptions are restored before anything else is sent (only with
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
-//! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages are woken then, because
-//!    messages may have been missed. The next caller reconnects.
-//! 5. If another server can replace this one, its connection can be *invalidated*: every caller that waits
-//!    for an answer on it gets an error at once.
+//! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages
+//!    are woken then, because messages may have been missed. The next caller reconnects.
+//! 5. If another server can replace this one, its connection can be *invalidated*: every caller
+//!    that waits for an answer on it gets an error at once.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,8 +41,8 @@ use crate::store::shared_oneshot::{self, Receiver};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
 
-/// Limit of the commands without an answer on a connection, besides renewals and releases. A server that does not answer
-/// leaves this many in the memory of a client, however many callers try again.
+/// Limit of the commands without an answer on a connection, besides renewals and releases. A server
+/// that does not answer leaves this many in the memory of a client, however many callers try again.
 const MAX_UNANSWERED: usize = 2048;
 
 /// How long after a server was left an answer does not end the pauses before connecting.
@@ -103,8 +103,8 @@ pub(super) trait MasterResolver: Send + Sync {
     fn is_current(&self, endpoint: &Endpoint) -> bool;
 }
 
-/// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
-/// for the others, and all callers get its outcome.
+/// The current try to connect. It runs in a task of its own: a caller may stop waiting without
+/// restarting it for the others, and all callers get its outcome.
 #[derive(Default)]
 struct Connecting {
     generation: Generation,
@@ -114,7 +114,8 @@ struct Connecting {
     invalidated: Generation,
     /// The resolved address of the connection, or of the one being made, if it can change.
     endpoint: Option<Endpoint>,
-    /// The server of the latest connection, and what distinguishes it from another one at the address.
+    /// The server of the latest connection, and what distinguishes it from another one at the
+    /// address.
     server: (ServerId, Option<String>),
     /// Connections since the latest answer to a step.
     pace: Pace,
@@ -126,8 +127,8 @@ struct Connecting {
 
 type Outcome = Receiver<Result<LiveConnection, ExchangeError>>;
 
-/// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an old one do not end a
-/// new one.
+/// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an
+/// old one do not end a new one.
 pub(super) type Generation = u64;
 
 /// Reason of the failure to connect to a server that is known to be replaced meanwhile.
@@ -215,7 +216,8 @@ impl ReconnectingConnection {
         reports
     }
 
-    /// Records that another server has replaced the earlier one. It is connected to without a pause.
+    /// Records that another server has replaced the earlier one. It is connected to without a
+    /// pause.
     pub(super) fn report_failover(&self) {
         let mut connecting = self.connecting.lock();
         connecting.pace.reset();
@@ -247,7 +249,8 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Returns the current connection or makes a new one. Concurrent callers share one try to connect.
+    /// Returns the current connection or makes a new one. Concurrent callers share one try to
+    /// connect.
     pub(super) async fn get_or_connect(self: &Arc<Self>) -> Result<LiveConnection, ExchangeError> {
         if let Some(live) = self.live() {
             return Ok(live);
@@ -290,14 +293,14 @@ impl ReconnectingConnection {
         (!self.is_connected()).then(|| self.config.timeout_hint())
     }
 
-    /// Returns the address of the current connection, or of the one being made, if it is known and can
-    /// change.
+    /// Returns the address of the current connection, or of the one being made, if it is known and
+    /// can change.
     pub(super) fn current_endpoint(&self) -> Option<Endpoint> {
         self.connecting.lock().endpoint.clone()
     }
 
-    /// Joins the current try to connect or starts one, and returns its pending outcome as the error. Returns the
-    /// connection if it was just made.
+    /// Joins the current try to connect or starts one, and returns its pending outcome as the
+    /// error. Returns the connection if it was just made.
     fn join_connecting(self: &Arc<Self>) -> Result<LiveConnection, Outcome> {
         let mut connecting = self.connecting.lock();
         if let Some(live) = self.live() {
@@ -447,8 +450,8 @@ impl ReconnectingConnection {
             let channels = self.channels.lock();
             let unwanted = restored.difference(&channels).map(String::as_str);
             let unwanted: Vec<&str> = unwanted.collect();
-            // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
-            // wanted again is subscribed to behind that.
+            // Before the first use, also end subscriptions that have become unwanted meanwhile. A
+            // channel that becomes wanted again is subscribed to behind that.
             if !unwanted.is_empty() {
                 let mode = self.subscription_mode;
                 drop(live.send(subscribing(false, mode, &unwanted), None));
@@ -489,8 +492,9 @@ impl ReconnectingConnection {
     /// Handles the answer to a subscription.
     pub(super) fn subscribed(&self, channel: &str, answer: &Result<(), ExchangeError>) {
         use ExchangeError::{Busy, NotExecuted, Unanswered};
-        // Refused here, so there is nothing to end, and nothing to restore on later connections. A failure that passes
-        // changes nothing: others may have subscribed before, and what is recorded ends with its last waiter.
+        // Refused here, so there is nothing to end, and nothing to restore on later connections. A
+        // failure that passes changes nothing: others may have subscribed before, and what is
+        // recorded ends with its last waiter.
         if !matches!(
             answer,
             Ok(()) | Err(Unanswered(_) | NotExecuted(_) | Busy(_))
@@ -539,8 +543,8 @@ impl ReconnectingConnection {
         accepted(answer)
     }
 
-    /// Handles that the server runs no commands on this connection, because it has subscriptions: from now on they have one of
-    /// their own. Their waiters ask again.
+    /// Handles that the server runs no commands on this connection, because it has subscriptions:
+    /// from now on they have one of their own. Their waiters ask again.
     pub(super) fn subscribe_apart(&self, live: &LiveConnection) {
         self.record_subscribes_apart();
         self.leave(live);
@@ -551,8 +555,8 @@ impl ReconnectingConnection {
         self.end_all_channels();
     }
 
-    /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
-    /// another connection.
+    /// Returns whether the server of this connection is known to have no sharded channels. An
+    /// updated server has another connection.
     fn lacks_sharded_channels(&self, generation: Generation) -> bool {
         self.without_sharded_channels.load(Ordering::Relaxed) == generation
     }
@@ -564,8 +568,8 @@ impl ReconnectingConnection {
             .is_some_and(|established| self.lacks_sharded_channels(established.live.generation))
     }
 
-    /// Ends all subscriptions if one of these channels belongs to another node now. A server with sharded channels does
-    /// that by itself.
+    /// Ends all subscriptions if one of these channels belongs to another node now. A server with
+    /// sharded channels does that by itself.
     pub(super) fn end_moved_subscriptions(&self, has_moved: impl Fn(&str) -> bool) {
         let has_moved = |channel: &String| has_moved(channel);
         if self.is_without_sharded_channels() && self.channels.lock().iter().any(has_moved) {
@@ -573,8 +577,8 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Sends one command so that the server reports later changes of its keys. Each time from the start, because a new
-    /// connection starts without.
+    /// Sends one command so that the server reports later changes of its keys. Each time from the
+    /// start, because a new connection starts without.
     pub(super) async fn query_tracked(
         &self,
         live: &LiveConnection,
@@ -613,7 +617,8 @@ impl ReconnectingConnection {
     }
 
     /// Stops using this connection, because its server is a replica: the next one may lead to the
-    /// master. Its siblings leave that server, too: waiters must not go on listening where no messages may arrive.
+    /// master. Its siblings leave that server, too: waiters must not go on listening where no
+    /// messages may arrive.
     pub(super) fn leave_replica(&self, live: &LiveConnection) {
         // A late refusal says nothing about the server of the next connection.
         if !self.leave(live) {
@@ -629,8 +634,8 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Makes the siblings leave their server after this connection was made, if this one may lead to another: that of before
-    /// may be cut off, and no longer tell its waiters anything.
+    /// Makes the siblings leave their server after this connection was made, if this one may lead
+    /// to another: that of before may be cut off, and no longer tell its waiters anything.
     fn take_siblings_along(&self) {
         let server = self.identity();
         let with_attempts = self.subscription_mode == SubscriptionMode::Restored;
@@ -640,8 +645,8 @@ impl ReconnectingConnection {
                 sibling.slow_down();
                 sibling.leave_current();
             } else if with_attempts && sibling.subscription_mode == SubscriptionMode::Apart {
-                // Not every address tells which server it leads to. So subscriptions are renewed with the attempts, as if they
-                // were on one connection.
+                // Not every address tells which server it leads to. So subscriptions are renewed
+                // with the attempts, as if they were on one connection.
                 sibling.leave_current();
             }
         }
@@ -657,8 +662,8 @@ impl ReconnectingConnection {
         self.connecting.lock().server.1.clone()
     }
 
-    /// Keeps answers from ending the pauses before connecting for a while: the next connection may lead to a replica, or to a
-    /// server that is left again.
+    /// Keeps answers from ending the pauses before connecting for a while: the next connection may
+    /// lead to a replica, or to a server that is left again.
     fn slow_down(&self) {
         self.connecting.lock().left_at = Some(Instant::now());
     }
@@ -669,8 +674,8 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Stops using this connection. What was sent on it is still answered: else its callers would not know whether this
-    /// server refused that. Returns whether it was in use.
+    /// Stops using this connection. What was sent on it is still answered: else its callers would
+    /// not know whether this server refused that. Returns whether it was in use.
     fn leave(&self, live: &LiveConnection) -> bool {
         let Some(dead) = self.detach(live.generation) else {
             return false;
@@ -680,7 +685,8 @@ impl ReconnectingConnection {
             let answered = async {
                 let wire = &dead.live.wire;
                 while !wire.is_idle() {
-                    // Behind all that is sent by now; steps that waited to be packed come behind it.
+                    // Behind all that is sent by now; steps that waited to be packed come behind
+                    // it.
                     wire.send(&Cmd::of(&["PING"])).await;
                 }
             };
@@ -690,8 +696,8 @@ impl ReconnectingConnection {
         true
     }
 
-    /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
-    /// for an answer on it, fails.
+    /// Stops using the connection, in any state, including a pending one. Everything that waits for
+    /// it, or for an answer on it, fails.
     pub(super) fn invalidate(&self) {
         let mut connecting = self.connecting.lock();
         // The task may be too far to be aborted.
@@ -724,8 +730,8 @@ impl ReconnectingConnection {
     }
 
     /// Records that a channel is about to be subscribed to on this connection, so that the
-    /// subscription can be ended if the caller goes away. (Where subscriptions are restored, that is
-    /// recorded before.) Fails if the connection, with its subscriptions, has ended meanwhile.
+    /// subscription can be ended if the caller goes away. (Where subscriptions are restored, that
+    /// is recorded before.) Fails if the connection, with its subscriptions, has ended meanwhile.
     pub(super) fn record_subscribing(
         &self,
         generation: Generation,
@@ -760,8 +766,8 @@ impl ReconnectingConnection {
             .for_each(|channel| self.subscriber.on_unsubscribed(channel));
     }
 
-    /// Handles the end of a connection in use: all waiters for its messages must check the store again.
-    /// Returns the connection; dropping it ends a task.
+    /// Handles the end of a connection in use: all waiters for its messages must check the store
+    /// again. Returns the connection; dropping it ends a task.
     fn detach(&self, generation: Generation) -> Option<Established> {
         let dead = self.live.lock().take_if(|live| live.is(generation));
         if dead.is_some() {
@@ -777,8 +783,8 @@ impl ReconnectingConnection {
         dead
     }
 
-    /// The same for a connection that the network or the server ended. Logged once, not for each later
-    /// failure to connect.
+    /// The same for a connection that the network or the server ended. Logged once, not for each
+    /// later failure to connect.
     fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
         if let Some(dead) = self.detach(generation)
             && self.subscription_mode != SubscriptionMode::Reports
@@ -873,7 +879,8 @@ impl LiveConnection {
         }
     }
 
-    /// Restores subscriptions. One that is refused for good must affect neither the others nor the connection.
+    /// Restores subscriptions. One that is refused for good must affect neither the others nor the
+    /// connection.
     async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
         if self.refused(channels).await?.is_some() {
             for channel in channels {
@@ -885,8 +892,9 @@ impl LiveConnection {
         Ok(())
     }
 
-    /// Subscribes before the connection is used. Returns the error if that is refused for good. Without subscriptions that
-    /// are refused for now, as by a server that runs a long script, the connection is of no use.
+    /// Subscribes before the connection is used. Returns the error if that is refused for good.
+    /// Without subscriptions that are refused for now, as by a server that runs a long script, the
+    /// connection is of no use.
     async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
         let sent = self.send(
             subscribing(true, SubscriptionMode::Restored, channels),
@@ -914,7 +922,8 @@ async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeE
     Ok(run_id(&live.ask(&["INFO", "server"]).await?))
 }
 
-/// Checks the role of a server that sentinels call the master. It may be a former or a future master.
+/// Checks the role of a server that sentinels call the master. It may be a former or a future
+/// master.
 async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
     let role = live.ask(&["ROLE"]).await?;
     match &role {
@@ -938,7 +947,8 @@ fn role_of(reply: &[ScriptReply]) -> Option<&str> {
     reply.first().and_then(ScriptReply::as_text)
 }
 
-/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
+/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that
+/// the address was reused.
 async fn is_of_cluster(
     live: &LiveConnection,
     at: &Endpoint,
@@ -1008,8 +1018,8 @@ impl super::wire::OnPush for PushReceiver {
         let text = |at: usize| message.get(at).and_then(ScriptReply::as_text);
         match (text(0), text(1)) {
             (Some("message" | "smessage"), Some(channel)) => {
-                // The server of a former connection may have been replaced since. Its messages wake waiters, but
-                // grant nothing.
+                // The server of a former connection may have been replaced since. Its messages wake
+                // waiters, but grant nothing.
                 let message = text(2).filter(|_| connection.is_live(generation));
                 let message = message.and_then(|text| text.parse().ok());
                 connection
@@ -1020,8 +1030,8 @@ impl super::wire::OnPush for PushReceiver {
             (Some("sunsubscribe"), Some(channel)) if connection.is_live(generation) => {
                 connection.on_server_unsubscribe(channel);
             }
-            // Recorded again, in the server's order: the end of an earlier subscription may have been
-            // received after this one was sent.
+            // Recorded again, in the server's order: the end of an earlier subscription may have
+            // been received after this one was sent.
             (Some("ssubscribe"), Some(channel)) => {
                 let _ = connection.record_subscribing(generation, channel);
             }
@@ -1051,8 +1061,8 @@ impl super::wire::OnPush for PushReceiver {
             connection.record_subscribes_apart();
         }
         match error {
-            // This client has ended it. Or the runtime has ended, which is no reason for a warning: it is the end of a
-            // program.
+            // This client has ended it. Or the runtime has ended, which is no reason for a warning:
+            // it is the end of a program.
             WireError::Ended if connection.detach(self.generation).is_some() => {
                 tracing::debug!("a connection to the store ended with its task");
             }
@@ -1168,7 +1178,8 @@ mod tests {
         .await;
     }
 
-    /// Several requests subscribe to a channel. One of them comes to a connection that has just ended.
+    /// Several requests subscribe to a channel. One of them comes to a connection that has just
+    /// ended.
     #[tokio::test]
     async fn subscription_that_is_not_sent_does_not_end_that_of_another_request() {
         let server = Server::start();
@@ -1188,7 +1199,8 @@ mod tests {
         until_subscribed(&server, 1).await;
     }
 
-    /// A new connection to a server that runs a long script has no subscriptions, so nobody gets it.
+    /// A new connection to a server that runs a long script has no subscriptions, so nobody gets
+    /// it.
     #[tokio::test]
     async fn subscriptions_refused_for_now_are_restored_later() {
         let server = Server::start();
@@ -1227,7 +1239,8 @@ mod tests {
         assert_eq!(pubsub.channels.lock().len(), 1);
     }
 
-    /// Of a replica, or of a server that runs nothing beside subscriptions. Its successor may lead elsewhere.
+    /// Of a replica, or of a server that runs nothing beside subscriptions. Its successor may lead
+    /// elsewhere.
     #[tokio::test]
     async fn late_refusal_does_not_end_the_next_connection() {
         let server = Server::start();

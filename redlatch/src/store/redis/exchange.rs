@@ -1,4 +1,5 @@
-//! An exchange: one command and its answer, sent to the node of a key, redirected, and repeated until its deadline.
+//! An exchange: one command and its answer, sent to the node of a key, redirected, and repeated
+//! until its deadline.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -106,7 +107,8 @@ impl<'a> CommandRequest<'a> {
 
     /// Repeats the exchange until there is an answer or the response timeout has passed.
     ///
-    /// Boxed, so that all futures that send steps are small: most of their time they wait for something else.
+    /// Boxed, so that all futures that send steps are small: most of their time they wait for
+    /// something else.
     pub(super) fn send_with_retries(
         self,
         response_timeout: Duration,
@@ -237,7 +239,8 @@ impl<'a> CommandRequest<'a> {
             Some(node) => node,
             None => {
                 resolved = match route {
-                    // Another node may not have the acquisition. Only this one knows whether its slot has moved away.
+                    // Another node may not have the acquisition. Only this one knows whether its
+                    // slot has moved away.
                     Route::AcquisitionsOf(server) => {
                         self.topology.node_of(server).ok_or_else(replaced)?
                     }
@@ -248,8 +251,8 @@ impl<'a> CommandRequest<'a> {
         };
         let mut importing = false;
         let mut asked: SmallVec<[NodeId; 4]> = SmallVec::new();
-        // If an earlier try was not answered, the store may have applied it. A refusal of this try does
-        // not change that.
+        // If an earlier try was not answered, the store may have applied it. A refusal of this try
+        // does not change that.
         let was_sent_before = self.progress.was_sent();
         for _ in 0..MAX_REDIRECTIONS {
             let answered = self.send_to(node, route, importing).await;
@@ -313,8 +316,8 @@ impl<'a> CommandRequest<'a> {
         ))
     }
 
-    /// Makes one exchange with this node, in a span if that is enabled. Its fields follow the conventions of OpenTelemetry for
-    /// database clients.
+    /// Makes one exchange with this node, in a span if that is enabled. Its fields follow the
+    /// conventions of OpenTelemetry for database clients.
     async fn send_to(
         &self,
         node: &Node,
@@ -341,7 +344,8 @@ impl<'a> CommandRequest<'a> {
         answered
     }
 
-    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
+    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it
+    /// back.
     async fn exchange_with(
         &self,
         node: &Node,
@@ -360,15 +364,15 @@ impl<'a> CommandRequest<'a> {
                 None => self.acquire_attempt_permit(node).await?,
             };
         }
-        // If an attempt is dropped without an answer, its permit passes to the task that settles it. An
-        // inspection needs no settling, so its permit is released when this returns.
+        // If an attempt is dropped without an answer, its permit passes to the task that settles
+        // it. An inspection needs no settling, so its permit is released when this returns.
         if self.delivery.replicate
             && let Some(permit) = permit.take()
         {
             self.progress.keep_permit(permit);
         }
-        // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
-        // complete; waiters then retry. The target node would refuse them.
+        // While a slot moves, its subscriptions stay at the source node, which ends them when the
+        // move is complete; waiters then retry. The target node would refuse them.
         let channel = self.channel.filter(|_| !importing);
         // Before anything is recorded: what waits for room leaves no subscription to end.
         let room = match self.delivery.waits_for_room {
@@ -461,8 +465,8 @@ impl<'a> CommandRequest<'a> {
         connections.find(|connection| !connection.is_connected())
     }
 
-    /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a permit: all
-    /// wait for one try to connect, and fail together if that fails.
+    /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a
+    /// permit: all wait for one try to connect, and fail together if that fails.
     ///
     /// Boxed: few attempts wait.
     fn acquire_attempt_permit<'b>(
@@ -507,7 +511,8 @@ impl PooledCmd {
     pub(super) fn new(name: &str) -> PooledCmd {
         // An error means that this thread is ending.
         let spare = SPARE_COMMANDS.try_with(|spare| spare.borrow_mut().pop());
-        // Enough for a step on one object with a long name; only steps on several let the buffer grow.
+        // Enough for a step on one object with a long name; only steps on several let the buffer
+        // grow.
         let spare = spare.ok().flatten();
         let mut cmd = spare.unwrap_or_else(|| Cmd::with_capacity(512));
         cmd.text(name);
@@ -563,8 +568,8 @@ struct Sender<'a> {
 type Sent = (ScriptReply, Instant, Option<Box<Confirmation>>);
 
 impl Sender<'_> {
-    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
-    /// with others.
+    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round
+    /// trip; or together with others.
     async fn send(
         &self,
         cmd: &Cmd,
@@ -623,7 +628,8 @@ impl Sender<'_> {
         let Sender {
             connection, live, ..
         } = *self;
-        // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
+        // One connection keeps order: the step runs after the subscription has started, and WAIT
+        // comes behind the step.
         let (subscribing, step) = match channel {
             Some(channel) => {
                 connection.record_subscribing(live.generation, channel)?;
@@ -678,8 +684,8 @@ fn replaced() -> ExchangeError {
     ExchangeError::Unanswered(reason.into())
 }
 
-/// Checks that a node has redirected because the slot has moved away with its keys: then it is still a master. A replica
-/// that took over may not have all keys.
+/// Checks that a node has redirected because the slot has moved away with its keys: then it is
+/// still a master. A replica that took over may not have all keys.
 async fn check_moved_by_master(node: &Node) -> Result<(), ExchangeError> {
     let checked = async {
         let live = node.attempts.get_or_connect().await?;

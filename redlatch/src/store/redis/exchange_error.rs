@@ -15,8 +15,8 @@ use crate::store::Progress;
 pub(super) enum ExchangeError {
     /// There was no connection, or the server rejected the command for now. It had no effect.
     NotExecuted(Cause),
-    /// The server rejected the command for now and is still the right one. It had no effect. The topology is
-    /// not checked: each check would add load.
+    /// The server rejected the command for now and is still the right one. It had no effect. The
+    /// topology is not checked: each check would add load.
     Busy(String),
     /// The connection broke before the answer arrived. The command may have had its effect.
     Unanswered(Cause),
@@ -54,8 +54,8 @@ impl ExchangeError {
     }
 }
 
-/// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
-/// that the script has caught follows the script line where it happened: `…: -READONLY …`.
+/// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another.
+/// One that the script has caught follows the script line where it happened: `…: -READONLY …`.
 fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     if code != "ERR" && !code.starts_with('@') {
         return code;
@@ -119,8 +119,8 @@ fn contains_any(refusal: &str, texts: &[&str]) -> bool {
     texts.iter().any(|text| refusal.contains(text))
 }
 
-/// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script attempted`, Valkey 9.1
-/// with `Attempted`.
+/// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script
+/// attempted`, Valkey 9.1 with `Attempted`.
 const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 
 impl ExchangeError {
@@ -223,8 +223,8 @@ impl ExchangeError {
         }
     }
 
-    /// Returns the error for a caller that does not retry. (Not an `impl From`: one more for the public type
-    /// would keep the compiler from inferring types in programs.)
+    /// Returns the error for a caller that does not retry. (Not an `impl From`: one more for the
+    /// public type would keep the compiler from inferring types in programs.)
     pub(super) fn into_error(self) -> Error {
         match self {
             ExchangeError::Permanent(error) => error,
@@ -287,9 +287,9 @@ impl Retry {
         self.timeout.saturating_sub(self.started.elapsed())
     }
 
-    /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The failure is
-    /// recorded in `progress`, for a caller that does not wait that long. The pause also grows with the `outage` of the
-    /// node, which outlasts a request, and ends with it.
+    /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The
+    /// failure is recorded in `progress`, for a caller that does not wait that long. The pause also
+    /// grows with the `outage` of the node, which outlasts a request, and ends with it.
     pub(super) async fn pause_after(
         &mut self,
         failure: ExchangeError,
@@ -310,8 +310,8 @@ impl Retry {
         Ok(())
     }
 
-    /// Returns the error when the time limit has passed. `timeout_hint` is the hint for the case that there is
-    /// no connection.
+    /// Returns the error when the time limit has passed. `timeout_hint` is the hint for the case
+    /// that there is no connection.
     pub(super) fn deadline_error(
         &mut self,
         timeout_hint: Option<&str>,
@@ -324,8 +324,8 @@ impl Retry {
     }
 }
 
-/// Returns the error for a call that has waited this long without any failure. `timeout_hint` is the hint for
-/// the case that there is no connection.
+/// Returns the error for a call that has waited this long without any failure. `timeout_hint` is
+/// the hint for the case that there is no connection.
 pub(super) fn timeout_error(after: Duration, timeout_hint: Option<&str>) -> Error {
     match timeout_hint {
         None => Error::ResponseTimeout { after },

@@ -100,7 +100,8 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    /// Connects, and checks that the servers are supported. Boxed, so that a program does not compile its own copy.
+    /// Connects, and checks that the servers are supported. Boxed, so that a program does not
+    /// compile its own copy.
     pub(crate) fn connect<'a>(
         url: &'a str,
         options: &'a ConnectOptions,
@@ -109,8 +110,8 @@ impl Redis {
         Box::pin(async move {
             let settings = options.settings;
             let response_timeout = settings.response_timeout;
-            // Not repeated: a program that starts up should get the error at once. If no connection can
-            // be made, the connect timeout reports that.
+            // Not repeated: a program that starts up should get the error at once. If no connection
+            // can be made, the connect timeout reports that.
             let limit = settings.connect_timeout.saturating_add(response_timeout);
             let suspects = Arc::new(Suspects::new(settings.tracking));
             let parsed = url::parse(url, options)?;
@@ -125,8 +126,8 @@ impl Redis {
         })
     }
 
-    /// Creates the store without a connection: the first step makes it. It counts the replicas of a single server for each
-    /// acquisition, because it does not know yet whether there are any.
+    /// Creates the store without a connection: the first step makes it. It counts the replicas of a
+    /// single server for each acquisition, because it does not know yet whether there are any.
     pub(crate) fn connect_lazy(
         url: &str,
         options: &ConnectOptions,
@@ -142,7 +143,8 @@ impl Redis {
         })
     }
 
-    /// Returns a future that runs a step, and completes with the answer to [decode](RawAnswer::decode).
+    /// Returns a future that runs a step, and completes with the answer to
+    /// [decode](RawAnswer::decode).
     pub(crate) fn run<'a, R: Send>(
         &'a self,
         step: &'a Step<'_, R>,
@@ -164,7 +166,8 @@ impl Redis {
         })
     }
 
-    /// Returns the error for a request for this key that had no contact with the store for this long.
+    /// Returns the error for a request for this key that had no contact with the store for this
+    /// long.
     pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         exchange_error::timeout_error(after, self.topology.timeout_hint(key))
     }

@@ -31,12 +31,12 @@ pub(super) struct NodeSettings {
     pub(super) subscription_mode: SubscriptionMode,
 }
 
-/// Limit of background releases in flight at one node. If thousands of attempts are dropped at once,
-/// renewals must not wait behind their releases.
+/// Limit of background releases in flight at one node. If thousands of attempts are dropped at
+/// once, renewals must not wait behind their releases.
 const MAX_SETTLES_IN_FLIGHT: usize = 64;
 
-/// Limits of the work in flight at one node. Every node has its own, so that a node that does not answer
-/// uses up no permits of the others.
+/// Limits of the work in flight at one node. Every node has its own, so that a node that does not
+/// answer uses up no permits of the others.
 pub(in crate::store) struct NodeLimits {
     pub(super) attempt_limiter: Arc<AttemptLimiter>,
     pub(in crate::store) settle_permits: Arc<Semaphore>,
@@ -113,8 +113,9 @@ impl Node {
         })
     }
 
-    /// Returns the connection for subscriptions: that of the attempts, so that an attempt can follow its subscription
-    /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]) or the server does not permit that.
+    /// Returns the connection for subscriptions: that of the attempts, so that an attempt can
+    /// follow its subscription directly, unless channels are sharded (see
+    /// [`SubscriptionMode::Sharded`]) or the server does not permit that.
     pub(super) fn pubsub(&self) -> &Arc<ReconnectingConnection> {
         match self.sharded || self.capabilities.subscribes_apart() {
             true => &self.subscriptions,

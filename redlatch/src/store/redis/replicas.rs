@@ -1,19 +1,22 @@
-//! Confirms that replicas have an acquisition before it counts (WAIT; Redisson: `checkLockSyncedSlaves`).
+//! Confirms that replicas have an acquisition before it counts (WAIT; Redisson:
+//! `checkLockSyncedSlaves`).
 //!
-//! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of their
-//!    own, and renewals and releases do not queue behind a WAIT.
+//! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of
+//!    their own, and renewals and releases do not queue behind a WAIT.
 //! 2. One WAIT confirms all steps that were sent before it. At most two are in flight
-//!    ([`MAX_WAITS_IN_FLIGHT`]), however many attempts there are and however long a replica does not answer.
-//! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of them is
-//!    answered.
-//! 4. The number of connected replicas comes from ROLE. It is read again with each WAIT, in the same round
-//!    trip, so behind the steps that are confirmed. If more replicas are connected than the WAIT was for,
-//!    another one follows. So a replica that is connected when an acquisition runs is never left out:
-//!    without a replica at the last count, ROLE alone confirms the steps.
+//!    ([`MAX_WAITS_IN_FLIGHT`]), however many attempts there are and however long a replica does
+//!    not answer.
+//! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of
+//!    them is answered.
+//! 4. The number of connected replicas comes from ROLE. It is read again with each WAIT, in the
+//!    same round trip, so behind the steps that are confirmed. If more replicas are connected than
+//!    the WAIT was for, another one follows. So a replica that is connected when an acquisition
+//!    runs is never left out: without a replica at the last count, ROLE alone confirms the steps.
 //!
-//! **Must not happen:** an acquisition counts that no replica has, although one was connected. Feared most:
-//! none was connected at the last count, replicas came since, and the master fails right after the
-//! acquisition. An earlier count never decides that nothing is awaited; it only saves a round trip.
+//! **Must not happen:** an acquisition counts that no replica has, although one was connected.
+//! Feared most: none was connected at the last count, replicas came since, and the master fails
+//! right after the acquisition. An earlier count never decides that nothing is awaited; it only
+//! saves a round trip.
 
 use std::sync::Arc;
 
@@ -65,7 +68,8 @@ impl Replicas {
         })
     }
 
-    /// Starts to wait until the replicas have acknowledged everything that was sent on this connection before.
+    /// Starts to wait until the replicas have acknowledged everything that was sent on this
+    /// connection before.
     pub(super) fn confirm(
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
@@ -86,7 +90,8 @@ impl Replicas {
                 outcome
             }
         };
-        // The mutex is unlocked first: if the runtime is ending, the task is dropped at once, which locks it.
+        // The mutex is unlocked first: if the runtime is ending, the task is dropped at once, which
+        // locks it.
         drop(state);
         if start_sender {
             let sender = WaitSender {
@@ -105,7 +110,8 @@ impl Replicas {
         let mut connected = counted.map_or(0, |(connected, _)| connected);
         loop {
             let awaited = self.settings.replica_sync.replicas_awaited(connected);
-            // One connection keeps order: ROLE is answered before WAIT blocks it. Either is behind the steps.
+            // One connection keeps order: ROLE is answered before WAIT blocks it. Either is behind
+            // the steps.
             let (counted, in_sync) = tokio::join!(
                 biased;
                 self.count(live),
@@ -147,7 +153,8 @@ impl Replicas {
         let counted = connected_replicas(live).await?;
         let mut state = self.state.lock();
         match state.connected {
-            // A newer connection may lead to another master, whose replicas do not have these steps.
+            // A newer connection may lead to another master, whose replicas do not have these
+            // steps.
             Some((_, newest)) if newest > live.generation => Err(connection_ended()),
             _ => {
                 state.connected = Some((counted, live.generation));
@@ -176,7 +183,8 @@ impl WaitSender {
                 let reason = format!("no answer within {limit:?}");
                 Err(ExchangeError::Unanswered(reason.into()))
             });
-            // An attempt for a held lock writes nothing, so a replica does not refuse it. Its waiter must not go on listening there.
+            // An attempt for a held lock writes nothing, so a replica does not refuse it. Its
+            // waiter must not go on listening there.
             if let Err(ExchangeError::NotMaster(_)) = &outcome {
                 connection.leave_replica(&live);
             }
@@ -190,8 +198,8 @@ impl WaitSender {
         }
     }
 
-    /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a later WAIT
-    /// starts a new sender.
+    /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a
+    /// later WAIT starts a new sender.
     fn next(&mut self) -> Option<WaitRequest> {
         let mut state = self.replicas.state.lock();
         let next = state.next.take();
@@ -240,8 +248,8 @@ pub(super) fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
 }
 
 impl ReplicaSync {
-    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
-    /// one connection is saved.
+    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster.
+    /// If not, one connection is saved.
     pub(super) async fn applies_to(
         self,
         connection: &Arc<ReconnectingConnection>,
@@ -337,7 +345,8 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 4, 5].map(needed), [0, 1, 1, 2, 2, 3]);
     }
 
-    /// A master that becomes a replica behind an acquisition does not confirm it, although no replica was awaited.
+    /// A master that becomes a replica behind an acquisition does not confirm it, although no
+    /// replica was awaited.
     #[test]
     fn replica_confirms_nothing() {
         let replicas = |count| ScriptReply::List(vec![ScriptReply::Nil; count]);

@@ -1,7 +1,8 @@
 //! The connections on which servers report changed keys to a watch (`CLIENT TRACKING ON BCAST`).
 //!
-//! Each master has one, which carries nothing else. The server reports every change of a key with one of the prefixes,
-//! by any client, also those by scripts and expiry. It needs no settings on the server.
+//! Each master has one, which carries nothing else. The server reports every change of a key with
+//! one of the prefixes, by any client, also those by scripts and expiry. It needs no settings on
+//! the server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -279,7 +279,8 @@ impl Topology {
         }
     }
 
-    /// Returns a further connection to a node, for reports. It follows a failover like the node's own.
+    /// Returns a further connection to a node, for reports. It follows a failover like the node's
+    /// own.
     pub(super) fn reports_connection(
         &self,
         node: &Node,
@@ -326,7 +327,8 @@ impl Topology {
             }
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
-                // On several nodes, if a subscription was started and not confirmed before the slot moved.
+                // On several nodes, if a subscription was started and not confirmed before the slot
+                // moved.
                 let ended =
                     join_all(nodes.iter().map(|node| node.pubsub().unsubscribe(channel))).await;
                 ended.into_iter().collect()

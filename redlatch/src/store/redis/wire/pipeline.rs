@@ -63,12 +63,15 @@ pub(super) struct Packing {
 impl Packing {
     pub(super) const fn new(is_written_by_callers: bool) -> Packing {
         Packing {
-            // With few callers it is faster if each sends its step at once, so that the server works while they do.
+            // With few callers it is faster if each sends its step at once, so that the server
+            // works while they do.
             alone: if is_written_by_callers { 32 } else { 1 },
-            // Several, so that the server has work while the client handles the answers to the others.
+            // Several, so that the server has work while the client handles the answers to the
+            // others.
             rounds: 8,
             most_rounds: 32,
-            // Larger scripts save the server little, and neither side has work while it waits for them.
+            // Larger scripts save the server little, and neither side has work while it waits for
+            // them.
             steps: 16,
         }
     }
@@ -147,11 +150,13 @@ pub(in super::super) enum Expects {
     Reply,
     /// With a message of this kind for each of this number of channels.
     Confirmations(&'static str, usize),
-    /// With messages, which may also arrive for other reasons, or an error. The command ends subscriptions.
+    /// With messages, which may also arrive for other reasons, or an error. The command ends
+    /// subscriptions.
     End,
 }
 
-/// What is sent behind the end of subscriptions: a command that every user may run, at any time, once more.
+/// What is sent behind the end of subscriptions: a command that every user may run, at any time,
+/// once more.
 const END: &[u8] = b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n";
 
 #[derive(Debug, Default)]
@@ -172,7 +177,8 @@ pub(super) struct Pipeline {
     rounds: VecDeque<Instant>,
     /// How many more than [`Packing::rounds`] may be in flight.
     more_rounds: usize,
-    /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
+    /// The slots whose commands are answered, also if their callers have gone, until they are taken
+    /// from here.
     pub(super) answered: Vec<SlotId>,
     packing: Packing,
     ended: bool,
@@ -280,7 +286,8 @@ impl Pipeline {
         self.queues.iter().position(is_due)
     }
 
-    /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of steps of each script.
+    /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of
+    /// steps of each script.
     pub(super) fn pack(&mut self, now: Instant, mut packed: impl FnMut(usize)) {
         let expected = self.expected.len();
         let mut least = self.least_steps();
@@ -330,7 +337,8 @@ impl Pipeline {
             Some(Expected::Confirmations { slot, kind, .. }) => match reply {
                 ScriptReply::Error(_) => self.answer(slot, Some(reply)),
                 reply => {
-                    // If it is a confirmation, messages are replies, too, and nothing behind it can be told from them.
+                    // If it is a confirmation, messages are replies, too, and nothing behind it can
+                    // be told from them.
                     let is_message =
                         matches!(&reply, ScriptReply::List(list) if is_of_kind(list, kind));
                     return Err(Malformed {
@@ -741,7 +749,8 @@ mod tests {
         }
     }
 
-    /// It takes the others with it. Else releases would wait as long as there are full scripts of acquisitions.
+    /// It takes the others with it. Else releases would wait as long as there are full scripts of
+    /// acquisitions.
     #[test]
     fn full_script_does_not_wait() {
         let mut pipeline = Pipeline::default();
@@ -886,8 +895,8 @@ mod tests {
         assert!(error.contains("in place of the confirmation"), "{error}");
     }
 
-    /// The server may end the subscription at the same time because the slot moves away, and then says so twice: with the
-    /// message of an end, and with an error.
+    /// The server may end the subscription at the same time because the slot moves away, and then
+    /// says so twice: with the message of an end, and with an error.
     #[test]
     fn end_of_a_subscription_takes_no_reply_of_others() {
         for error in [None, Some(ErrorReply::new("MOVED 1 :2"))] {
@@ -1004,8 +1013,9 @@ mod tests {
     }
 
     proptest! {
-        /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
-        /// never arrives, and whatever else was sent arrives once. In the end no caller waits.
+        /// Each caller gets the reply to its own command, or learns whether it was sent. What is
+        /// canceled before it is sent never arrives, and whatever else was sent arrives once. In
+        /// the end no caller waits.
         #[test]
         fn each_caller_gets_its_own_reply(moves in moves(), packing in packing()) {
             let mut pipeline = Pipeline::new(packing);

@@ -17,9 +17,9 @@ use tokio::task::JoinSet;
 
 use crate::sync::Mutex;
 
-/// Time without any acknowledgment after which the kernel considers the connection broken. Without it, a
-/// server that vanished (no RST) would block the one connection for minutes. A server that is only stopped
-/// still acknowledges and is not affected.
+/// Time without any acknowledgment after which the kernel considers the connection broken. Without
+/// it, a server that vanished (no RST) would block the one connection for minutes. A server that is
+/// only stopped still acknowledges and is not affected.
 const TCP_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(in super::super) trait OtherStream:
@@ -155,10 +155,12 @@ impl Writer {
     }
 }
 
-/// What the connection's task reads, and what it has not yet decoded of it. Its memory is used again, without being cleared each time.
+/// What the connection's task reads, and what it has not yet decoded of it. Its memory is used
+/// again, without being cleared each time.
 pub(super) struct Reader {
-    /// A half of its own, not a reference to the stream: only this way tokio knows after a read that filled less than the buffer
-    /// that there is no more, and does not ask the kernel once more.
+    /// A half of its own, not a reference to the stream: only this way tokio knows after a read
+    /// that filled less than the buffer that there is no more, and does not ask the kernel once
+    /// more.
     stream: Box<dyn AsyncRead + Send + Unpin>,
     bytes: Vec<u8>,
     filled: usize,
@@ -176,7 +178,8 @@ impl Reader {
         }
     }
 
-    /// Reads what has arrived: at least one byte, unless the stream has ended. The buffer grows with what has arrived.
+    /// Reads what has arrived: at least one byte, unless the stream has ended. The buffer grows
+    /// with what has arrived.
     pub(super) async fn read(&mut self) -> io::Result<usize> {
         if self.filled == self.bytes.len() {
             self.bytes.resize(self.bytes.len() * 2, 0);
