@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
 use crate::error::Result;
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams};
+use crate::lease::Lease;
 use crate::locks::Holder;
 use crate::name::owner_of;
 use crate::step::Outcome;
@@ -239,19 +240,11 @@ impl Locks {
 
     fn acquire(
         &mut self,
-        step: Step,
+        number: usize,
+        (count, lease, waits): (u32, Lease, bool),
         held: Option<&Holder>,
         world: &mut World,
     ) -> Verdict<std::result::Result<Outcome, String>> {
-        let Step::Acquire {
-            party: number,
-            count,
-            ticks: lease,
-            waits,
-        } = step
-        else {
-            return Err("no acquisition".to_owned());
-        };
         let setting = self.setting.clone();
         let (party, now) = (&setting.parties[number], world.now);
         if waits && let Some(channel) = party.channel() {
@@ -263,7 +256,7 @@ impl Locks {
         let params = AcquireParams {
             hold: &party.hold,
             count,
-            lease: ticks(lease),
+            lease,
             waits,
             request_number,
         };
@@ -291,7 +284,7 @@ impl Locks {
                     format!("token {token} instead of {expected}")
                 })?;
                 self.latest = expected;
-                let end = now + ticks(lease).duration();
+                let end = now + lease.duration();
                 if let Some(channel) = party.channel() {
                     world.keyspace.set_subscriber_count(channel, 0);
                 }
@@ -310,7 +303,7 @@ impl Locks {
                 let known_hold = &mut self.known_holds[number];
                 known_hold.waits |= waits && count == 1;
                 if waits && count == 1 {
-                    known_hold.announced = announces.then(|| now + ticks(lease).duration());
+                    known_hold.announced = announces.then(|| now + lease.duration());
                 }
             }
             Err(_) => {}
@@ -386,7 +379,15 @@ impl Model for Locks {
         let known_hold = &mut self.known_holds[party];
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
-            Step::Acquire { .. } => Reply::Acquired(self.acquire(step, held, world)?),
+            Step::Acquire {
+                count,
+                ticks: n,
+                waits,
+                ..
+            } => {
+                let request = (count, ticks(n), waits);
+                Reply::Acquired(self.acquire(party, request, held, world)?)
+            }
             Step::Release { keep, ticks: n, .. } => {
                 let lease = (n > 0).then(|| ticks(n));
                 let release = hold.kind.release(ReleaseParams { hold, keep, lease });

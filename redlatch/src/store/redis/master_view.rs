@@ -242,10 +242,13 @@ mod tests {
     /// Three sentinels, all of which name the server at port 1, with epoch 5.
     fn view(now: Instant) -> MasterView {
         let mut view = MasterView::new(3, now);
-        let all = replies(&[(1, 5), (1, 5), (1, 5)]);
-        let verdict = view.on_replies(all.iter(), false, now);
+        let verdict = answered(&mut view, &[(1, 5), (1, 5), (1, 5)], false, now);
         assert_eq!(verdict, Verdict::Master(at(1)));
         view
+    }
+
+    fn answered(view: &mut MasterView, all: &[(u16, u64)], works: bool, now: Instant) -> Verdict {
+        view.on_replies(replies(all).iter(), works, now)
     }
 
     #[test]
@@ -286,17 +289,15 @@ mod tests {
         for (all, works, at_once, later) in cases {
             let now = Instant::now();
             let mut view = view(now);
-            let all = replies(all);
-            assert_eq!(view.on_replies(all.iter(), works, now), at_once, "{all:?}");
-            let before = now + EARLIER_EPOCH_IGNORED_FOR - MILLISECOND;
-            let verdict = view.on_replies(all.iter(), works, before);
+            let mut verdict = |now| answered(&mut view, all, works, now);
+            assert_eq!(verdict(now), at_once, "{all:?}");
             let unchanged = match &at_once {
                 Undecided => Undecided,
                 Master(endpoint) | FailedOver(endpoint) => Master(endpoint.clone()),
             };
-            assert_eq!(verdict, unchanged, "{all:?}");
-            let verdict = view.on_replies(all.iter(), works, now + EARLIER_EPOCH_IGNORED_FOR);
-            assert_eq!(verdict, later, "{all:?}");
+            let end = now + EARLIER_EPOCH_IGNORED_FOR;
+            assert_eq!(verdict(end - MILLISECOND), unchanged, "{all:?}");
+            assert_eq!(verdict(end), later, "{all:?}");
         }
     }
 
@@ -304,10 +305,10 @@ mod tests {
     fn current_answer_between_outdated_ones_restarts_time() {
         let now = Instant::now();
         let mut view = view(now);
-        let (outdated, current) = (replies(&[(2, 1), (2, 1)]), replies(&[(1, 5)]));
+        let (outdated, current): (&[_], &[_]) = (&[(2, 1), (2, 1)], &[(1, 5)]);
         let half = EARLIER_EPOCH_IGNORED_FOR / 2;
-        for (n, all) in (0..).zip([&outdated, &outdated, &current, &outdated, &outdated]) {
-            let verdict = view.on_replies(all.iter(), true, now + half * n);
+        for (n, all) in (0..).zip([outdated, outdated, current, outdated, outdated]) {
+            let verdict = answered(&mut view, all, true, now + half * n);
             assert_eq!(verdict, Verdict::Master(at(1)));
         }
     }
@@ -316,16 +317,13 @@ mod tests {
     fn majority_replaces_what_a_minority_named() {
         let now = Instant::now();
         let mut view = MasterView::new(3, now);
-        let verdict = view.on_replies(replies(&[(9, 1000)]).iter(), false, now);
+        let verdict = answered(&mut view, &[(9, 1000)], false, now);
         assert_eq!(verdict, Verdict::Master(at(9)));
-        let all = replies(&[(9, 1000), (1, 5), (1, 5)]);
-        assert_eq!(
-            view.on_replies(all.iter(), true, now),
-            Verdict::FailedOver(at(1))
-        );
+        let verdict = answered(&mut view, &[(9, 1000), (1, 5), (1, 5)], true, now);
+        assert_eq!(verdict, Verdict::FailedOver(at(1)));
         // A minority that confirms it later takes nothing away from that.
-        view.on_replies(replies(&[(1, 5)]).iter(), true, now);
-        let verdict = view.on_replies(replies(&[(2, 4), (2, 4)]).iter(), true, now);
+        answered(&mut view, &[(1, 5)], true, now);
+        let verdict = answered(&mut view, &[(2, 4), (2, 4)], true, now);
         assert_eq!(verdict, Verdict::Master(at(1)));
     }
 
@@ -343,7 +341,7 @@ mod tests {
             pauses.push(now - before);
             before = now;
             // Whether the query succeeds makes no difference.
-            view.on_replies(replies(&[(1, 5)][pauses.len() % 2..]).iter(), true, now);
+            answered(view, &[(1, 5)][pauses.len() % 2..], true, now);
         }
         pauses
     }
@@ -357,11 +355,11 @@ mod tests {
         let now = begun + Duration::from_secs(60);
         pauses(&mut view, now, true);
         view.on_suspicion(now);
-        view.on_replies(replies(&[(1, 5), (1, 5)]).iter(), true, now);
+        answered(&mut view, &[(1, 5), (1, 5)], true, now);
         let mut longest = MIN_REFRESH_INTERVAL;
         for n in 0..20 {
             view.on_suspicion(now);
-            view.on_replies([].iter(), n % 2 == 0, now);
+            answered(&mut view, &[], n % 2 == 0, now);
             assert!(
                 view.next_query() > now + LONGEST_WITHOUT_MASTER,
                 "no connection needs it"
@@ -371,7 +369,7 @@ mod tests {
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
             longest = (longest * 2).min(LONGEST_WITHOUT_MASTER);
         }
-        view.on_replies(replies(&[(1, 5), (1, 5)]).iter(), false, now);
+        answered(&mut view, &[(1, 5), (1, 5)], false, now);
         view.on_needed();
         assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
     }
@@ -392,7 +390,7 @@ mod tests {
         let now = view.queried_at.unwrap() + MIN_REFRESH_INTERVAL;
         view.on_suspicion(now);
         assert_eq!(view.next_query(), now);
-        view.on_replies([].iter(), true, now);
+        answered(&mut view, &[], true, now);
         assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
         // While something fails all the time, that one is the only one.
         let failing = pauses(&mut view, now + minute, true);
@@ -404,14 +402,14 @@ mod tests {
         let now = view.queried_at.unwrap() + MIN_REFRESH_INTERVAL;
         view.on_message(now);
         assert_eq!(view.next_query(), now);
-        view.on_replies([].iter(), true, now);
+        answered(&mut view, &[], true, now);
         assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
         // Also one that was received while the query before was in flight.
         view.on_message(now);
         let before = view.next_query();
         view.on_message(now + MILLISECOND);
         assert!(view.next_query() <= before);
-        view.on_replies([].iter(), true, before);
+        answered(&mut view, &[], true, before);
         assert!(view.next_query() <= before + MIN_REFRESH_INTERVAL);
     }
 }

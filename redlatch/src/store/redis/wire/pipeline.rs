@@ -622,6 +622,14 @@ mod tests {
         pipeline.send_step(&step("get", number), script(&GET), Instant::now())
     }
 
+    /// Packs two steps behind a PING. Returns their slots.
+    fn pack_two(pipeline: &mut Pipeline) -> [SlotId; 2] {
+        ping(pipeline);
+        let slots = [1, 2].map(|number| get(pipeline, number));
+        pack(pipeline);
+        slots
+    }
+
     fn receive(pipeline: &mut Pipeline, reply: ScriptReply) -> Vec<SlotId> {
         pipeline.receive(reply, Instant::now()).unwrap();
         std::mem::take(&mut pipeline.answered)
@@ -774,15 +782,11 @@ mod tests {
     #[test]
     fn error_of_a_step_is_no_refusal_of_its_script() {
         let mut pipeline = Pipeline::default();
-        ping(&mut pipeline);
-        let slots = [1, 2].map(|number| get(&mut pipeline, number));
-        pack(&mut pipeline);
+        let slots = pack_two(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
         let error = ScriptReply::error("NOPERM no");
-        receive(
-            &mut pipeline,
-            ScriptReply::List(vec![error.clone(), ScriptReply::Nil]),
-        );
+        let replies = ScriptReply::List(vec![error.clone(), ScriptReply::Nil]);
+        receive(&mut pipeline, replies);
         let answered = pipeline.take(slots[0]).unwrap();
         assert_eq!(answered.reply, Some(error));
         assert!(!answered.refused);
@@ -807,9 +811,7 @@ mod tests {
     fn unknown_script_is_sent_with_its_source_again() {
         let mut pipeline = Pipeline::default();
         let send_two = |pipeline: &mut Pipeline| {
-            ping(pipeline);
-            let slots = [1, 2].map(|number| get(pipeline, number));
-            pack(pipeline);
+            let slots = pack_two(pipeline);
             let command = written(pipeline).pop().unwrap();
             (slots, command[0].clone())
         };
@@ -941,9 +943,7 @@ mod tests {
             );
             assert!(error.len() < 200, "{error}");
         }
-        ping(&mut pipeline);
-        let slots = [1, 2].map(|number| get(&mut pipeline, number));
-        pack(&mut pipeline);
+        let slots = pack_two(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
         let reply = ScriptReply::List(vec![ScriptReply::Nil; 3]);
         let error = pipeline.receive(reply, Instant::now()).unwrap_err();
