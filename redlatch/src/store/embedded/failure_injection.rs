@@ -85,7 +85,7 @@ impl EmbeddedConnection {
         if let (Failure::Unconfirmed | Failure::Repeated, Some(answer)) = (failure, applied) {
             let repeated = matches!(failure, Failure::Repeated);
             let receiver = shared_oneshot::channel().1;
-            let confirmation = Confirmation::pending(receiver, Duration::ZERO);
+            let confirmation = Confirmation::pending(receiver);
             let confirmation = (!repeated).then_some(confirmation);
             return Some(answer.map(|answer| Answer {
                 repeated,

@@ -28,9 +28,9 @@ use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
 use super::wire::Cmd;
 use crate::environment::task;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::step::{ScriptReply, unexpected_reply};
-use crate::store::answer::{Confirmation, WaitResult};
+use crate::store::Confirmation;
 use crate::store::shared_oneshot::{self, Sender};
 use crate::sync::Mutex;
 
@@ -56,7 +56,7 @@ struct State {
 /// A WAIT that is to be sent.
 struct WaitRequest {
     live: LiveConnection,
-    sender: Sender<WaitResult>,
+    sender: Sender<Result<()>>,
 }
 
 impl Replicas {
@@ -75,7 +75,7 @@ impl Replicas {
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Box<Confirmation> {
-        let (mut state, timeout) = (self.state.lock(), self.settings.replica_timeout);
+        let mut state = self.state.lock();
         let same = |next: &&WaitRequest| next.live.generation == live.generation;
         let mut start_sender = false;
         let outcome = match state.next.as_ref().filter(same) {
@@ -100,7 +100,26 @@ impl Replicas {
             };
             tokio::spawn(task(sender.run(connection.clone())));
         }
-        Confirmation::pending(outcome, timeout)
+        Confirmation::pending(outcome)
+    }
+
+    /// Returns whether enough replicas have acknowledged.
+    fn confirmed(&self, outcome: Result<(usize, usize), ExchangeError>) -> Result<()> {
+        let sync = self.settings.replica_sync;
+        match outcome {
+            Ok((awaited, in_sync)) if in_sync < sync.acks_required(awaited) => {
+                Err(Error::NotReplicated {
+                    needed: sync.acks_required(awaited),
+                    in_sync,
+                    within: self.settings.replica_timeout,
+                })
+            }
+            Ok(_) => Ok(()),
+            Err(failure) if failure.lacks_command() => {
+                sync.unconfirmed(failure, &self.capabilities)
+            }
+            Err(failure) => Err(failure.into_error()),
+        }
     }
 
     /// Waits for the replicas. Returns how many were waited for, and how many of them acknowledged.
@@ -188,13 +207,7 @@ impl WaitSender {
             if let Err(ExchangeError::NotMaster(_)) = &outcome {
                 connection.leave_replica(&live);
             }
-            let sync = settings.replica_sync;
-            let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
-            let outcome = outcome.or_else(|failure| match failure.lacks_command() {
-                true => sync.unconfirmed(failure, &self.replicas.capabilities),
-                false => Err(failure),
-            });
-            sender.send(outcome.map_err(ExchangeError::into_error));
+            sender.send(self.replicas.confirmed(outcome));
         }
     }
 
@@ -269,32 +282,29 @@ impl ReplicaSync {
                 failure @ ExchangeError::Permanent(
                     Error::Refused { .. } | Error::NotPermitted { .. },
                 ),
-            ) => self
-                .unconfirmed(failure, &Capabilities::default())
-                .map(|_| false),
+            ) => {
+                self.unconfirmed(failure, &Capabilities::default())?;
+                Ok(false)
+            }
             Err(failure) => Err(failure),
         }
     }
 
     /// Handles a server without ROLE or WAIT, which cannot confirm anything. Only a user who asked
     /// for a number of replicas requires that.
-    fn unconfirmed(
-        self,
-        failure: ExchangeError,
-        capabilities: &Capabilities,
-    ) -> Result<(usize, usize), ExchangeError> {
+    fn unconfirmed(self, failure: ExchangeError, capabilities: &Capabilities) -> Result<()> {
         let mut error = failure.into_error();
         let (Error::Refused { reason: refusal } | Error::NotPermitted { reason: refusal }) =
             &mut error
         else {
-            return Err(error.into());
+            return Err(error);
         };
         if self != ReplicaSync::All {
             refusal.push_str(" (the setting replica_sync requires ROLE and WAIT)");
-            return Err(error.into());
+            return Err(error);
         }
         capabilities.record_unconfirmed(refusal);
-        Ok((0, 0))
+        Ok(())
     }
 
     /// Returns how many of the connected replicas are waited for.
