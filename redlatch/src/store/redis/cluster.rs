@@ -30,7 +30,7 @@ use super::exchange_error::{ExchangeError, is_unknown_command, not_in_a_cluster}
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
 use super::pubsub::text_field;
-use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, answer_within};
+use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, Signals, answer_within};
 use super::run_id_tracker::info_field;
 use super::slot::{SLOT_COUNT, slot};
 use super::wire::Cmd;
@@ -61,6 +61,7 @@ pub(super) struct Cluster {
     /// Wakes requests after each query of the nodes, in the order in which they began to wait.
     refreshed: Notify,
     refresh_task: RefreshTask,
+    signals: Arc<Signals>,
     /// Whether no connected node is known to lack sharded channels, as of the latest check.
     has_sharded_channels: AtomicBool,
     /// Why no node answered the latest query, if none did.
@@ -144,6 +145,7 @@ impl Cluster {
             ids: Arc::default(),
             refreshed: Notify::new(),
             refresh_task: RefreshTask::default(),
+            signals: Arc::default(),
             has_sharded_channels: AtomicBool::new(true),
             unanswered: Mutex::default(),
         })
@@ -226,7 +228,7 @@ impl Cluster {
     pub(super) async fn handle_moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         let Some(to) = self.parse_redirect(slot, to) else {
             let responder = self.known_slot_owner(slot);
-            self.refresh_task.signals.changed.notify_one();
+            self.signals.changed.notify_one();
             self.refresh_and_wait().await;
             let is_other = |node: &Arc<Node>| !responder.is_some_and(|it| Arc::ptr_eq(&it, node));
             return self.known_slot_owner(slot).filter(is_other);
@@ -273,18 +275,18 @@ impl Cluster {
     /// Handles a failure that may have its reason in another owner of a slot.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signals.failed.notify_one();
+        self.signals.failed.notify_one();
     }
 
     /// Handles a node's report that slots have another owner.
     fn request_refresh_at_once(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signals.changed.notify_one();
+        self.signals.changed.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |checks| refresh_loop(Arc::downgrade(self), checks);
+        let refresh = || refresh_loop(Arc::downgrade(self), Checks::new(self.signals.clone()));
         self.refresh_task.ensure_running(refresh);
     }
 
@@ -569,7 +571,6 @@ mod tests {
     use super::super::connection_config::ConnectionConfig;
     use super::super::credentials::Login;
     use super::super::options::{ConnectOptions, RedisSettings, ReplicaSync};
-    use super::super::pubsub::SubscriptionMode;
     use super::*;
     use crate::wait::ChannelMap;
 
@@ -587,7 +588,6 @@ mod tests {
             },
             subscriber: Arc::new(ChannelMap::default()),
             suspects: Arc::new(crate::store::Suspects::new(false)),
-            subscription_mode: SubscriptionMode::Sharded,
         };
         Cluster::new(vec![at(1)], settings)
     }

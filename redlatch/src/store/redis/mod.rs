@@ -42,7 +42,7 @@ pub(crate) use self::credentials::{Password, Provider};
 pub(super) use self::exchange::CommandRequest;
 use self::exchange::{PooledCmd, RawAnswer, check_runtime};
 use self::exchange_error::ExchangeError;
-use self::node::Node;
+use self::node::{Node, NodeSettings};
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
@@ -51,6 +51,7 @@ pub(super) use self::slot::slot;
 pub(super) use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;
 pub use self::url::PublicUrl;
+use self::url::{Deployment, ParsedUrl};
 use super::{Cursor, Delivery, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
@@ -108,21 +109,16 @@ impl Redis {
         subscriber: SharedSubscriber,
     ) -> Boxed<'a, Result<Redis>> {
         Box::pin(async move {
-            let settings = options.settings;
-            let response_timeout = settings.response_timeout;
+            let (deployment, settings) = node_settings(url, options, subscriber)?;
             // Not repeated: a program that starts up should get the error at once. If no connection
             // can be made, the connect timeout reports that.
-            let limit = settings.connect_timeout.saturating_add(response_timeout);
-            let suspects = Arc::new(Suspects::new(settings.tracking));
-            let parsed = url::parse(url, options)?;
-            let connecting =
-                Topology::connect(parsed, settings, subscriber.clone(), suspects.clone());
-            Ok(Redis {
-                topology: with_response_timeout(limit, connecting).await?,
-                subscriber,
-                suspects,
-                response_timeout,
-            })
+            let limits = settings.redis;
+            let limit = limits
+                .connect_timeout
+                .saturating_add(limits.response_timeout);
+            let connecting = Topology::connect(deployment, settings.clone());
+            let topology = with_response_timeout(limit, connecting).await?;
+            Ok(Redis::new(topology, settings))
         })
     }
 
@@ -133,14 +129,18 @@ impl Redis {
         options: &ConnectOptions,
         subscriber: SharedSubscriber,
     ) -> Result<Redis> {
-        let (parsed, settings) = (url::parse(url, options)?, options.settings);
-        let suspects = Arc::new(Suspects::new(settings.tracking));
-        Ok(Redis {
-            topology: Topology::new(parsed, settings, subscriber.clone(), suspects.clone()),
-            subscriber,
-            suspects,
-            response_timeout: settings.response_timeout,
-        })
+        let (deployment, settings) = node_settings(url, options, subscriber)?;
+        let topology = Topology::new(deployment, settings.clone());
+        Ok(Redis::new(topology, settings))
+    }
+
+    fn new(topology: Topology, settings: NodeSettings) -> Redis {
+        Redis {
+            topology,
+            subscriber: settings.subscriber,
+            suspects: settings.suspects,
+            response_timeout: settings.redis.response_timeout,
+        }
     }
 
     /// Returns a future that runs a step, and completes with the answer to
@@ -243,6 +243,23 @@ impl Redis {
         };
         Ok((keys, (next.node < nodes.len()).then_some(next)))
     }
+}
+
+/// Returns the servers that a URL names, and how to use them.
+fn node_settings(
+    url: &str,
+    options: &ConnectOptions,
+    subscriber: SharedSubscriber,
+) -> Result<(Deployment, NodeSettings)> {
+    let ParsedUrl { deployment, config } = url::parse(url, options)?;
+    let redis = options.settings;
+    let settings = NodeSettings {
+        config,
+        redis,
+        subscriber,
+        suspects: Arc::new(Suspects::new(redis.tracking)),
+    };
+    Ok((deployment, settings))
 }
 
 /// Waits for `work`, at most for `limit`.

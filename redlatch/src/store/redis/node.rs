@@ -28,7 +28,6 @@ pub(super) struct NodeSettings {
     pub(super) redis: RedisSettings,
     pub(super) subscriber: SharedSubscriber,
     pub(super) suspects: Arc<Suspects>,
-    pub(super) subscription_mode: SubscriptionMode,
 }
 
 /// Limit of background releases in flight at one node. If thousands of attempts are dropped at
@@ -88,7 +87,7 @@ impl Node {
                 carries_commands.then(run_id_tracker),
             )
         };
-        let sharded = settings.subscription_mode == SubscriptionMode::Sharded;
+        let sharded = matches!(target, Target::ClusterNode(..));
         let awaits_replicas = settings.redis.replica_sync != ReplicaSync::Off;
         let (with_attempts, apart) = match sharded {
             true => (SubscriptionMode::Unrestored, SubscriptionMode::Sharded),

@@ -90,10 +90,9 @@ impl Sentinels {
         mut config: ConnectionConfig,
         master: String,
     ) -> Arc<Sentinels> {
-        let refresh_task = RefreshTask::default();
         let view = Arc::new(SharedView {
             view: Mutex::new(MasterView::new(sentinels.len(), Instant::now())),
-            changed: refresh_task.signals.changed.clone(),
+            changed: Arc::default(),
         });
         let subscriber: SharedSubscriber = view.clone();
         config.connect_timeout = config.connect_timeout.min(QUERY_TIMEOUT);
@@ -116,7 +115,7 @@ impl Sentinels {
             view,
             latest: Mutex::new(None),
             queried: Notify::new(),
-            refresh_task,
+            refresh_task: RefreshTask::default(),
         })
     }
 
@@ -137,7 +136,7 @@ impl Sentinels {
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |_| refresh_loop(Arc::downgrade(self), self.view.changed.clone());
+        let refresh = || refresh_loop(Arc::downgrade(self), self.view.changed.clone());
         self.refresh_task.ensure_running(refresh);
     }
 

@@ -18,16 +18,15 @@ use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
-use super::options::{RedisSettings, ReplicaSync};
-use super::pubsub::SubscriptionMode;
+use super::options::ReplicaSync;
 use super::sentinel::Sentinels;
 use super::slot::slot;
-use super::url::{Deployment, ParsedUrl};
+use super::url::Deployment;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
-use crate::store::{ServerId, SharedSubscriber, Suspects};
+use crate::store::{ServerId, SharedSubscriber};
 
 pub(in crate::store) struct Topology {
     form: Form,
@@ -54,26 +53,20 @@ enum Form {
 impl Topology {
     /// Connects, and checks that the servers are supported.
     pub(super) async fn connect(
-        parsed: ParsedUrl,
-        mut settings: RedisSettings,
-        subscriber: SharedSubscriber,
-        suspects: Arc<Suspects>,
+        deployment: Deployment,
+        mut settings: NodeSettings,
     ) -> Result<Topology, ExchangeError> {
-        let sync = settings.replica_sync;
-        if let Deployment::Single(_) = parsed.deployment {
-            settings.replica_sync = ReplicaSync::Off;
+        let sync = settings.redis.replica_sync;
+        if let Deployment::Single(_) = deployment {
+            settings.redis.replica_sync = ReplicaSync::Off;
         }
-        let create = |settings| {
-            let (parsed, subscriber) = (parsed.clone(), subscriber.clone());
-            Topology::new(parsed, settings, subscriber, suspects.clone())
-        };
-        let topology = create(settings);
+        let topology = Topology::new(deployment.clone(), settings.clone());
         match &topology.form {
             Form::Single(node) => {
                 node.commands.get_or_connect().await?;
                 if sync.applies_to(&node.commands).await? {
-                    settings.replica_sync = sync;
-                    return Ok(create(settings));
+                    settings.redis.replica_sync = sync;
+                    return Ok(Topology::new(deployment, settings));
                 }
             }
             Form::Sentinel(node, _) => drop(node.commands.get_or_connect().await?),
@@ -83,22 +76,10 @@ impl Topology {
     }
 
     /// Creates a topology without a connection: each is made when it is needed.
-    pub(super) fn new(
-        parsed: ParsedUrl,
-        redis: RedisSettings,
-        subscriber: SharedSubscriber,
-        suspects: Arc<Suspects>,
-    ) -> Topology {
-        let db = parsed.config.db;
-        let mut settings = NodeSettings {
-            config: parsed.config,
-            redis,
-            subscriber,
-            suspects,
-            subscription_mode: SubscriptionMode::Restored,
-        };
+    pub(super) fn new(deployment: Deployment, settings: NodeSettings) -> Topology {
+        let (redis, db) = (settings.redis, settings.config.db);
         let awaits_replicas = redis.replica_sync != ReplicaSync::Off;
-        let (form, address) = match parsed.deployment {
+        let (form, address) = match deployment {
             Deployment::Single(at) => {
                 let address = format!("{at}/{db}");
                 let target = match awaits_replicas {
@@ -120,7 +101,6 @@ impl Topology {
                 (Form::Sentinel(node, sentinels), address)
             }
             Deployment::Cluster(seeds) => {
-                settings.subscription_mode = SubscriptionMode::Sharded;
                 let address = match db {
                     0 => sorted_list(&seeds),
                     db => format!("{}/{db}", sorted_list(&seeds)),
