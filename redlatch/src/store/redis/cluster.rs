@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
-use super::exchange_error::{ExchangeError, is_unknown_command, not_in_a_cluster};
+use super::exchange_error::{ExchangeError, not_in_a_cluster};
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
 use super::pubsub::text_field;
@@ -35,7 +35,6 @@ use super::run_id_tracker::info_field;
 use super::slot::{SLOT_COUNT, slot};
 use super::wire::Cmd;
 use crate::environment::random;
-use crate::error::Error;
 use crate::join::join_until;
 use crate::step::ScriptReply;
 use crate::sync::Mutex;
@@ -320,7 +319,7 @@ impl Cluster {
         };
         let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
             let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
-            let report = report.map_err(classify_failure);
+            let report = report.map_err(|failure| failure.if_unknown_command(not_in_a_cluster));
             if let Err(failure) = &report {
                 tracing::debug!(%at, error = ?failure, "a node did not report its slots");
             }
@@ -503,16 +502,6 @@ async fn fetch_slots(
         ranges,
         ids,
     })
-}
-
-/// Classifies the failure of a query: a server that does not have the command is not in a cluster.
-fn classify_failure(failure: ExchangeError) -> ExchangeError {
-    match failure {
-        ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(&reason) => {
-            not_in_a_cluster()
-        }
-        failure => failure,
-    }
 }
 
 /// `[first, last, [host, port, id, metadata], replicas…]`

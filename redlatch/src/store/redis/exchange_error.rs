@@ -223,6 +223,16 @@ impl ExchangeError {
         }
     }
 
+    /// Returns this failure, or another one if the server does not have the command.
+    pub(super) fn if_unknown_command(self, other: impl FnOnce() -> ExchangeError) -> ExchangeError {
+        match &self {
+            ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(reason) => {
+                other()
+            }
+            _ => self,
+        }
+    }
+
     /// Returns the error for a caller that does not retry. (Not an `impl From`: one more for the
     /// public type would keep the compiler from inferring types in programs.)
     pub(super) fn into_error(self) -> Error {

@@ -41,7 +41,7 @@ use tokio::time::{Instant, timeout_at};
 use super::connection::{MasterResolver, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::{Address, Endpoint};
-use super::exchange_error::{ExchangeError, is_unknown_command};
+use super::exchange_error::ExchangeError;
 #[cfg(doc)]
 use super::master_view::REFRESH_INTERVAL;
 use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
@@ -199,7 +199,11 @@ impl Sentinels {
         let query = |kind| Cmd::of(&["SENTINEL", kind, &self.master]);
         let address = query("GET-MASTER-ADDR-BY-NAME");
         let address = live.query(&address).await;
-        let address = address.map_err(|failure| classify_failure(at, failure))?;
+        let is_no_sentinel = || {
+            let reason = format!("{at} is not a sentinel");
+            Error::UnsupportedServer { reason }.into()
+        };
+        let address = address.map_err(|failure| failure.if_unknown_command(is_no_sentinel))?;
         let (host, port) = match &address {
             ScriptReply::Nil => return Ok(None),
             address => host_and_port(address)
@@ -326,17 +330,5 @@ fn host_and_port(address: &ScriptReply) -> Option<(&str, u16)> {
     match address.elements()? {
         [host, port] => Some((host.as_text()?, port.as_text()?.parse().ok()?)),
         _ => None,
-    }
-}
-
-/// Classifies the failure of a query: a server that does not know the command is not a sentinel.
-fn classify_failure(at: &Endpoint, failure: ExchangeError) -> ExchangeError {
-    match failure {
-        ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(&reason) => {
-            ExchangeError::Permanent(Error::UnsupportedServer {
-                reason: format!("{at} is not a sentinel"),
-            })
-        }
-        failure => failure,
     }
 }
