@@ -13,10 +13,11 @@ use crate::error::{Error, Result};
 /// A reply, and how it was acquired.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
-    /// When the answered step was sent. Leases count from here, because the server cannot have started them
-    /// earlier.
+    /// When the answered step was sent. Leases count from here, because the server cannot have
+    /// started them earlier.
     pub(crate) sent_at: Instant,
-    /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
+    /// Whether the step was sent before without an answer, so that this may be the reply to a
+    /// repetition.
     pub(crate) repeated: bool,
     /// For an acquisition that replicas have to confirm: resolves when they have. Boxed, because
     /// every request has place for it.
@@ -43,7 +44,8 @@ impl Confirmation {
     }
 
     /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
-    /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
+    /// determined. Until then the request has no answer: it is unknown whether it has acquired
+    /// anything.
     pub(crate) async fn confirmed(self: Box<Self>, progress: &Progress) -> Result<()> {
         progress.expect_answer();
         let broken = || {

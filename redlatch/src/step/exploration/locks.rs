@@ -1,4 +1,5 @@
-//! The model of all locks: owners acquire, re-enter, renew, release, give up, disconnect and lose answers.
+//! The model of all locks: owners acquire, re-enter, renew, release, give up, disconnect and lose
+//! answers.
 
 use std::hash::{Hash as _, Hasher};
 use std::rc::Rc;
@@ -91,8 +92,8 @@ pub(crate) enum Step {
         party: usize,
         ticks: u8,
     },
-    /// The owner no longer relies on its hold, but does not release it: an answer was lost, or the process died
-    /// and another one has the same id.
+    /// The owner no longer relies on its hold, but does not release it: an answer was lost, or the
+    /// process died and another one has the same id.
     Forget {
         party: usize,
     },
@@ -313,8 +314,8 @@ impl Locks {
 }
 
 impl Locks {
-    /// Returns the party to which the step granted the lock, as its message tells the party. From now on it relies on
-    /// the hold.
+    /// Returns the party to which the step granted the lock, as its message tells the party. From
+    /// now on it relies on the hold.
     fn granted(&mut self, world: &mut World) -> Verdict<Option<usize>> {
         let setting = self.setting.clone();
         let published = world.keyspace.take_published();
@@ -438,8 +439,8 @@ impl Model for Locks {
             }
         };
         let granted_to = self.granted(world)?;
-        // A step must not change the holds of other owners. If it failed, or if the hold to release or renew is
-        // not held, it must change nothing.
+        // A step must not change the holds of other owners. If it failed, or if the hold to release
+        // or renew is not held, it must change nothing.
         let after = self.holders(world)?;
         let is_refused = match &reply {
             Reply::Acquired(Ok(Outcome::Done(_))) => false,

@@ -21,8 +21,8 @@ pub(crate) mod failure_injection;
 
 /// A store without a server: the same steps, keys and messages, in this process.
 ///
-/// Clients with clones of one `Embedded` share its keys, like processes that share a server. Time is
-/// tokio's, so tests can pause and advance it.
+/// Clients with clones of one `Embedded` share its keys, like processes that share a server. Time
+/// is tokio's, so tests can pause and advance it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -62,9 +62,9 @@ impl Embedded {
         })))
     }
 
-    /// Makes the store unavailable, or available again, for tests of what a program does during an outage. While it is
-    /// unavailable, calls of its clients have no effect and fail at once with [`Error::Unavailable`]. Leases go on, so holds
-    /// end that their clients cannot renew.
+    /// Makes the store unavailable, or available again, for tests of what a program does during an
+    /// outage. While it is unavailable, calls of its clients have no effect and fail at once with
+    /// [`Error::Unavailable`]. Leases go on, so holds end that their clients cannot renew.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -199,8 +199,8 @@ impl EmbeddedConnection {
         self.store.available().map(drop)
     }
 
-    /// Returns the time limit for an answer: none, because the embedded store answers immediately. A unit test
-    /// can set another timeout.
+    /// Returns the time limit for an answer: none, because the embedded store answers immediately.
+    /// A unit test can set another timeout.
     #[allow(clippy::unused_self, reason = "unit tests set it")]
     pub(crate) fn response_timeout(&self) -> Option<Duration> {
         #[cfg(test)]
@@ -303,8 +303,8 @@ impl Shared {
         }
     }
 
-    /// Returns the subscribers of the messages just published. They are called after the lock is released,
-    /// because they may access the store at once.
+    /// Returns the subscribers of the messages just published. They are called after the lock is
+    /// released, because they may access the store at once.
     fn take_deliveries(&mut self) -> Vec<(SharedSubscriber, Message)> {
         let mut deliveries = Vec::new();
         for message in self.keyspace.take_published() {

@@ -1,20 +1,24 @@
-//! Decides which server is the master, from the replies of the sentinels, and when to query them again.
+//! Decides which server is the master, from the replies of the sentinels, and when to query them
+//! again.
 //!
-//! 1. The address that most sentinels name counts. Of two addresses with equally many, the one with the later
-//!    failover counts, because some sentinels learn of a failover before others. Of three or more, none counts:
-//!    one is neither the old nor the new master, and it is unknown which.
-//! 2. An answer with an earlier epoch than that of the known master is outdated: the sentinels that gave it have
-//!    missed a failover. It is ignored for [`EARLIER_EPOCH_IGNORED_FOR`], and for as long as the known master
-//!    works unless most of all sentinels give it. (Sentinels that were set up again begin with an earlier epoch.)
-//! 3. A message of a sentinel is received only once, and the query behind it may fail, be late, or reach sentinels
-//!    that have not learned of the failover yet. So a query is never the only one: after each reason the
-//!    sentinels are queried at once and then again and again, after pauses that grow to
+//! 1. The address that most sentinels name counts. Of two addresses with equally many, the one with
+//!    the later failover counts, because some sentinels learn of a failover before others. Of three
+//!    or more, none counts: one is neither the old nor the new master, and it is unknown which.
+//! 2. An answer with an earlier epoch than that of the known master is outdated: the sentinels that
+//!    gave it have missed a failover. It is ignored for [`EARLIER_EPOCH_IGNORED_FOR`], and for as
+//!    long as the known master works unless most of all sentinels give it. (Sentinels that were set
+//!    up again begin with an earlier epoch.)
+//! 3. A message of a sentinel is received only once, and the query behind it may fail, be late, or
+//!    reach sentinels that have not learned of the failover yet. So a query is never the only one:
+//!    after each reason the sentinels are queried at once and then again and again, after pauses
+//!    that grow to
 //!    [`REFRESH_INTERVAL`] and are random, so that clients do not query together. Whether a query
 //!    succeeds makes no difference.
-//! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a series of queries
-//!    only if the last one has ended and nothing failed since. So the load stays low in an outage.
-//! 5. While the latest query has named no master, a connection that needs one does not wait for the next query:
-//!    it asks for one, after pauses that grow to [`LONGEST_WITHOUT_MASTER`].
+//! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a
+//!    series of queries only if the last one has ended and nothing failed since. So the load stays
+//!    low in an outage.
+//! 5. While the latest query has named no master, a connection that needs one does not wait for the
+//!    next query: it asks for one, after pauses that grow to [`LONGEST_WITHOUT_MASTER`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +35,8 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest interval while the sentinels name no master and a connection needs one.
 const LONGEST_WITHOUT_MASTER: Duration = Duration::from_millis(500);
 
-/// How long answers with an earlier epoch are ignored. Sentinels tell each other of a failover every two seconds.
+/// How long answers with an earlier epoch are ignored. Sentinels tell each other of a failover
+/// every two seconds.
 const EARLIER_EPOCH_IGNORED_FOR: Duration = Duration::from_secs(10);
 
 /// What a client knows about the master.
@@ -166,7 +171,8 @@ impl MasterView {
         };
         let mut by_majority = votes * 2 > self.sentinels;
         if let Some(known) = &self.known {
-            // A failover has a later epoch. Of the same epoch, there is another address only at a sentinel of other servers.
+            // A failover has a later epoch. Of the same epoch, there is another address only at a
+            // sentinel of other servers.
             let is_other = epoch == known.epoch && endpoint != known.endpoint && !by_majority;
             let is_outdated = is_other && known.by_majority
                 || epoch < known.epoch && (known.by_majority || !by_majority);
@@ -193,7 +199,8 @@ impl MasterView {
     }
 }
 
-/// Number of queries whose pauses grow: 50 ms, doubled so many times, is more than [`REFRESH_INTERVAL`].
+/// Number of queries whose pauses grow: 50 ms, doubled so many times, is more than
+/// [`REFRESH_INTERVAL`].
 const QUERIES_IN_SERIES: u32 = 7;
 
 /// Returns the answer that counts, and the number of sentinels that gave it.
@@ -264,8 +271,8 @@ mod tests {
     #[test]
     fn earlier_epoch_does_not_replace_working_master() {
         use Verdict::{FailedOver, Master, Undecided};
-        // The replies, whether the known master works, the verdict at once, and the verdict on the same replies
-        // when they have been given for as long as earlier epochs are ignored.
+        // The replies, whether the known master works, the verdict at once, and the verdict on the
+        // same replies when they have been given for as long as earlier epochs are ignored.
         type Case<'a> = (&'a [(u16, u64)], bool, Verdict, Verdict);
         let cases: [Case<'_>; 14] = [
             (&[], true, Undecided, Undecided),

@@ -1,5 +1,5 @@
-//! The task that watches a deployment for changes. It lives as long as its runtime; the next connection
-//! starts another one.
+//! The task that watches a deployment for changes. It lives as long as its runtime; the next
+//! connection starts another one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,8 @@ pub(super) struct Signals {
     pub(super) failed: Notify,
 }
 
-/// Says when to check: at once when something has changed, and in growing intervals while only failures request it.
+/// Says when to check: at once when something has changed, and in growing intervals while only
+/// failures request it.
 pub(super) struct Checks {
     signals: Arc<Signals>,
     pace: Pace,
