@@ -558,8 +558,7 @@ fn parse_node(responder: &Endpoint, node: &ScriptReply) -> Option<Endpoint> {
 #[cfg(test)]
 mod tests {
     use super::super::connection_config::ConnectionConfig;
-    use super::super::credentials::Login;
-    use super::super::options::{ConnectOptions, RedisSettings, ReplicaSync};
+    use super::super::options::{RedisSettings, ReplicaSync};
     use super::*;
     use crate::wait::ChannelMap;
 
@@ -568,9 +567,8 @@ mod tests {
     }
 
     fn cluster() -> Arc<Cluster> {
-        let (login, options) = (Login::default(), ConnectOptions::default());
         let settings = NodeSettings {
-            config: ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap(),
+            config: ConnectionConfig::plain(),
             redis: RedisSettings {
                 replica_sync: ReplicaSync::Off,
                 ..RedisSettings::default()

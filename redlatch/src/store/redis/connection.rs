@@ -362,7 +362,7 @@ impl ReconnectingConnection {
                 (Address::Tcp(endpoint.clone()), Some(endpoint))
             }
         };
-        let on_push = PushReceiver::new(self, generation);
+        let on_push = self.push_handler(generation);
         let metrics = self.subscriber.metrics();
         let mode = self.subscription_mode;
         let connecting = self.config.connect(&address, metrics, on_push, mode);
@@ -410,6 +410,14 @@ impl ReconnectingConnection {
             self.take_siblings_along();
         }
         Ok(live)
+    }
+
+    fn push_handler(self: &Arc<Self>, generation: Generation) -> PushHandler {
+        let connection = Arc::downgrade(self);
+        Box::new(PushReceiver {
+            connection,
+            generation,
+        })
     }
 
     /// Returns whether this connection leads to the same server as the one with this id did.
@@ -999,16 +1007,6 @@ struct PushReceiver {
     generation: Generation,
 }
 
-impl PushReceiver {
-    fn new(connection: &Arc<ReconnectingConnection>, generation: Generation) -> PushHandler {
-        let connection = Arc::downgrade(connection);
-        Box::new(PushReceiver {
-            connection,
-            generation,
-        })
-    }
-}
-
 impl super::wire::OnPush for PushReceiver {
     fn on_push(&self, message: &[ScriptReply]) {
         let Some(connection) = self.connection.upgrade() else {
@@ -1076,8 +1074,7 @@ impl super::wire::OnPush for PushReceiver {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::credentials::Login;
-    use super::super::options::{ConnectOptions, ReplicaSync};
+    use super::super::options::ReplicaSync;
     use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
     use super::*;
     use crate::Client;
@@ -1260,10 +1257,8 @@ mod tests {
 
     #[tokio::test]
     async fn subscriptions_that_become_unwanted_while_connecting_are_ended() {
-        let (server, login) = (Server::start(), Login::default());
+        let (server, config) = (Server::start(), ConnectionConfig::plain());
         let address = Address::Tcp(Endpoint::new("127.0.0.1", server.port()));
-        let options = ConnectOptions::default();
-        let config = ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap();
         let connection = ReconnectingConnection::new(
             config.clone(),
             Target::Fixed(address.clone()),
@@ -1275,7 +1270,7 @@ mod tests {
         for channel in ["kept", "ended", "wanted again"] {
             connection.subscribe_on_reconnect(channel);
         }
-        let on_push = PushReceiver::new(&connection, 1);
+        let on_push = connection.push_handler(1);
         let mode = SubscriptionMode::Restored;
         let connecting = config.connect(&address, Metrics::default(), on_push, mode);
         let (guard, _) = connecting.await.unwrap();

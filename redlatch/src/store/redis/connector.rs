@@ -231,18 +231,14 @@ fn ended(error: &WireError, hint: &str) -> ExchangeError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::credentials::Login;
-    use super::super::options::ConnectOptions;
     use super::*;
 
     /// Its waiters wait through that, as through any outage.
     #[test]
     fn other_server_at_the_address_of_a_supported_one_is_an_outage() {
-        let (login, options) = (Login::default(), ConnectOptions::default());
-        let config = ConnectionConfig::new(&login, 0, &login, None, None, &options);
         let config = ConnectionConfig {
             standalone: true,
-            ..config.unwrap()
+            ..ConnectionConfig::plain()
         };
         let check = |config: &ConnectionConfig, mode: &str, version: &str| {
             let texts = ["server", "redis", "version", version, "mode", mode];
