@@ -537,16 +537,15 @@ impl ReconnectingConnection {
             mode => mode,
         };
         let how = |mode| subscribing(subscribed, mode, &[channel]);
-        let mut sending = live.send(how(mode), room);
-        let mut answer = live.answer(sending).await?;
+        let mut answer = live.answer(live.send(how(mode), room)).await?;
         if let Some(error) = &answer
             && mode == SubscriptionMode::Sharded
             && is_unknown_command(&error.to_string())
         {
             let newest = &self.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
-            sending = live.send(how(SubscriptionMode::Unrestored), None);
-            answer = live.answer(sending).await?;
+            let subscribe = how(SubscriptionMode::Unrestored);
+            answer = live.answer(live.send(subscribe, None)).await?;
         }
         accepted(answer)
     }
@@ -558,6 +557,7 @@ impl ReconnectingConnection {
         self.leave(live);
     }
 
+    /// Handles that a connection with subscriptions runs no commands. The waiters ask again.
     fn record_subscribes_apart(&self) {
         self.capabilities.record_subscribes_apart();
         self.end_all_channels();
@@ -904,20 +904,10 @@ impl LiveConnection {
     /// Without subscriptions that are refused for now, as by a server that runs a long script, the
     /// connection is of no use.
     async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
-        let sent = self.send(
-            subscribing(true, SubscriptionMode::Restored, channels),
-            None,
-        );
-        let answer = self.answer(sent).await;
-        let answer = answer.map_err(ExchangeError::before_the_step)?;
-        let is_permanent = |error: &ErrorReply| {
-            matches!(
-                ExchangeError::from_reply(error, ""),
-                ExchangeError::Permanent(_)
-            )
-        };
-        match answer {
-            Some(error) if !is_permanent(&error) => {
+        let subscribe = subscribing(true, SubscriptionMode::Restored, channels);
+        let answer = self.answer(self.send(subscribe, None)).await;
+        match answer.map_err(ExchangeError::before_the_step)? {
+            Some(error) if !ExchangeError::from_reply(&error, "").is_permanent() => {
                 Err(ExchangeError::not_executed(error.to_string()))
             }
             answer => Ok(answer),
