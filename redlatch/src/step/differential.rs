@@ -1,9 +1,10 @@
-//! Differential test harness for the two implementations of each step: its Lua script, which a server
-//! runs, and its Rust rule, which the embedded keyspace runs. The same random steps must return equal
-//! replies, and leave equal state and messages, on both.
+//! Differential test harness for the two implementations of each step: its Lua script, which a
+//! server runs, and its Rust rule, which the embedded keyspace runs. The same random steps must
+//! return equal replies, and leave equal state and messages, on both.
 //!
-//! 1. A history is a random sequence of moves. A move is a step, or an outside event: time passes, or
-//!    another program changes a key. A history starts with an empty server and an empty keyspace.
+//! 1. A history is a random sequence of moves. A move is a step, or an outside event: time passes,
+//!    or another program changes a key. A history starts with an empty server and an empty
+//!    keyspace.
 //! 2. Each move is applied to the server and to the keyspace. If it is a step, its replies are
 //!    compared.
 //! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
@@ -87,8 +88,8 @@ pub(crate) fn env_number(name: &str, default: u64) -> u64 {
 
 /// Runs random histories on a server and a keyspace, and compares both after each move.
 ///
-/// `run_move` applies one move through the methods of [`Differential`]. The moves must reach each call of the scripts in the
-/// directory of the caller.
+/// `run_move` applies one move through the methods of [`Differential`]. The moves must reach each
+/// call of the scripts in the directory of the caller.
 #[track_caller]
 pub(crate) fn assert_equivalent<M, F>(moves: impl Strategy<Value = M>, run_move: F)
 where
@@ -130,14 +131,6 @@ where
     M: Debug + Clone,
     F: AsyncFnMut(&mut Differential, &M),
 {
-    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
-    println!("REDLATCH_SEED={seed}");
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: number,
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -145,7 +138,7 @@ where
     let server = Server::start();
     let harness = RefCell::new(runtime.block_on(Differential::new(&server)));
     let run_move = RefCell::new(&mut run_move);
-    let outcome = runner.run(&histories, |history| {
+    check_random(number, histories, |history| {
         let (mut harness, mut run_move) = (harness.borrow_mut(), run_move.borrow_mut());
         runtime.block_on(async {
             harness.reset().await;
@@ -154,16 +147,37 @@ where
                 harness.inspect_and_compare(next_move).await;
             }
         });
+    });
+    harness.into_inner().coverage
+}
+
+/// Runs a test with this number of random values. Each run has a new seed, unless REDLATCH_SEED is
+/// set.
+pub(crate) fn check_random<T: Debug>(
+    number: u32,
+    values: impl Strategy<Value = T>,
+    test: impl Fn(T),
+) {
+    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
+    println!("REDLATCH_SEED={seed}");
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: number,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let outcome = runner.run(&values, |value| {
+        test(value);
         Ok(())
     });
     if let Err(failure) = outcome {
         panic!("REDLATCH_SEED={seed}: {failure}");
     }
-    harness.into_inner().coverage
 }
 
-/// Checks that the histories have reached each event. They are random, so moves must be such that [`HISTORIES`] histories
-/// reach each event 25 times on average: then all of a thousand million runs reach it.
+/// Checks that the histories have reached each event. They are random, so moves must be such that
+/// [`HISTORIES`] histories reach each event 25 times on average: then all of a thousand million
+/// runs reach it.
 pub(crate) fn assert_reached<const N: usize>(events: [u32; N]) {
     println!("reached: {events:?}");
     assert!(!events.contains(&0), "never: {events:?}");
@@ -292,8 +306,8 @@ impl Differential {
         }
     }
 
-    /// Replaces the subscriptions, which begin with all channels, by these channels. For steps whose
-    /// result depends on whether a channel has subscribers.
+    /// Replaces the subscriptions, which begin with all channels, by these channels. For steps
+    /// whose result depends on whether a channel has subscribers.
     pub(crate) async fn subscribe_only(&mut self, channels: impl IntoIterator<Item = String>) {
         let channels: BTreeSet<String> = channels.into_iter().collect();
         let previous = match self.subscribed.take() {
@@ -322,22 +336,21 @@ impl Differential {
             self.keyspace.set_subscriber_count(channel, 1);
         }
         self.clock_offset = Duration::ZERO;
-        let () = redis::cmd("FLUSHALL")
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["FLUSHALL"]).await;
         // Of a history that has failed.
         while self.pushes.try_recv().is_ok() {}
     }
 
-    /// Sets the keyspace's clock to the time of the latest script plus `clock_offset`, and returns the keyspace.
+    /// Sets the keyspace's clock to the time of the latest script plus `clock_offset`, and returns
+    /// the keyspace.
     fn keyspace_at_now(&mut self) -> &mut Keyspace {
         self.keyspace.now = self.now + self.clock_offset;
         &mut self.keyspace
     }
 
-    /// Runs commands on the server in one round trip. Rules then run at the same time of the server's clock: some
-    /// scripts set timestamps a second ahead, and this process may pause for longer.
+    /// Runs commands on the server in one round trip. Rules then run at the same time of the
+    /// server's clock: some scripts set timestamps a second ahead, and this process may pause for
+    /// longer.
     async fn run_commands<const N: usize>(&mut self, cmds: [redis::Cmd; N]) -> [redis::Value; N] {
         let mut pipeline = redis::pipe();
         pipeline.cmd("TIME");
@@ -354,15 +367,12 @@ impl Differential {
 
     /// Runs the step, and `after` it. Returns the replies.
     async fn run_alone<R>(&mut self, step: &Step<'_, R>, after: redis::Cmd) -> [redis::Value; 2] {
-        let mut cmd = redis::cmd("EVAL");
-        let keys = step.keys();
-        cmd.arg(step.script().source()).arg(keys.len());
-        cmd.arg(key_texts(step)).arg(arg_texts(step));
+        let cmd = eval(step.script().source(), step);
         self.run_commands([cmd, after]).await
     }
 
-    /// The same for the step in one script behind the same step for a key of another type, if such steps can be sent
-    /// together.
+    /// The same for the step in one script behind the same step for a key of another type, if such
+    /// steps can be sent together.
     async fn run_in_batch<R>(
         &mut self,
         step: &Step<'_, R>,
@@ -436,13 +446,11 @@ impl Differential {
         (rule, after)
     }
 
-    /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then nothing has changed.
+    /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then
+    /// nothing has changed.
     async fn refuse_calls<R>(&mut self, step: &Step<'_, R>) {
-        let mut cmd = redis::cmd("EVAL");
-        let keys = step.keys();
         let source = refusing_source(step.script());
-        cmd.arg(format!("{DUMP}{source}")).arg(keys.len());
-        cmd.arg(key_texts(step)).arg(arg_texts(step));
+        let cmd = eval(&format!("{DUMP}{source}"), step);
         type RawRun = (String, Vec<u8>, Vec<u8>, RawDump);
         let (before, runs): (RawDump, Vec<RawRun>) =
             cmd.query_async(&mut self.connection).await.unwrap();
@@ -456,8 +464,8 @@ impl Differential {
         Coverage::check(step, &decode_dump(before), &runs);
     }
 
-    /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks the
-    /// hold. Returns whether it is held.
+    /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks
+    /// the hold. Returns whether it is held.
     pub(crate) async fn renew(&mut self, hold: &Hold, lease_multiple: u32) -> bool {
         let step = renew_holds(
             hold.kind.renewal(hold).script,
@@ -496,8 +504,8 @@ impl Differential {
         self.step(&step).await
     }
 
-    /// Checks that inspecting the object `name` gives the same result on both sides, and that both have the same keys
-    /// and have published the same messages.
+    /// Checks that inspecting the object `name` gives the same result on both sides, and that both
+    /// have the same keys and have published the same messages.
     async fn inspect_and_compare(&mut self, last_move: &impl Debug) {
         let names = [CandidateKeys::new("name".into())];
         let mut dump = redis::cmd("EVAL");
@@ -544,14 +552,16 @@ impl Differential {
             .unwrap();
     }
 
+    /// Runs a command, whose reply does not matter.
+    async fn command(&mut self, words: &[&str]) {
+        let mut cmd = redis::cmd(words[0]);
+        let running = cmd.arg(&words[1..]).query_async(&mut self.connection);
+        let _: redis::Value = running.await.unwrap();
+    }
+
     /// Sets a key to a number, as another program might.
     pub(crate) async fn set_foreign(&mut self, key: &str, number: i64) {
-        let () = redis::cmd("SET")
-            .arg(key)
-            .arg(number)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["SET", key, &number.to_string()]).await;
         self.keyspace_at_now().set(key, number, None);
     }
 
@@ -560,12 +570,7 @@ impl Differential {
         if let Some(number) = token::parse_number(text) {
             return self.set_foreign(key, number).await;
         }
-        let () = redis::cmd("SET")
-            .arg(key)
-            .arg(text)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["SET", key, text]).await;
         let stand_in = BTreeMap::from([(FOREIGN_TEXT.to_owned(), text.to_owned())]);
         self.keyspace_at_now().set(key, stand_in, None);
     }
@@ -584,21 +589,13 @@ impl Differential {
 
     /// Removes the expiry of a key, as another program might.
     pub(crate) async fn persist(&mut self, key: &str) {
-        let () = redis::cmd("PERSIST")
-            .arg(key)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["PERSIST", key]).await;
         self.keyspace_at_now().persist(key);
     }
 
     /// Deletes a key, as another program or its own expiry might.
     pub(crate) async fn remove(&mut self, key: &str) {
-        let () = redis::cmd("DEL")
-            .arg(key)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        self.command(&["DEL", key]).await;
         self.keyspace.remove(key);
     }
 
@@ -707,9 +704,8 @@ fn decode_dump((now, all): RawDump) -> Dump {
     all.into_iter().map(entry).collect()
 }
 
-/// Returns the value of a field of the registry of clients, of a hold in a group, or of the record of a run, with an age instead of
-/// its time. Other
-/// values are unchanged.
+/// Returns the value of a field of the registry of clients, of a hold in a group, or of the record
+/// of a run, with an age instead of its time. Other values are unchanged.
 pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
     let end = value.find(|c: char| c != '-' && !c.is_ascii_digit());
     let (time, text) = value.split_at(end.unwrap_or(value.len()));
@@ -739,7 +735,8 @@ fn server_time(reply: redis::Value) -> Duration {
     Duration::from_secs(seconds) + Duration::from_micros(micros)
 }
 
-/// Converts to the nearest number of [`TIME_UNIT`]s. A timestamp that means never becomes `i64::MAX`.
+/// Converts to the nearest number of [`TIME_UNIT`]s. A timestamp that means never becomes
+/// `i64::MAX`.
 fn timestamp_in_units(millis: i64) -> i64 {
     let unit = TIME_UNIT.as_millis() as i64;
     match millis {
@@ -804,12 +801,6 @@ impl Comparable for Vec<Renewed> {
     }
 }
 
-impl Comparable for Option<OwnerId> {
-    fn comparable(&self) -> String {
-        format!("{self:?}")
-    }
-}
-
 impl Comparable for Option<Expiry> {
     fn comparable(&self) -> String {
         self.map_or("none".into(), |left| left.comparable())
@@ -828,6 +819,7 @@ macro_rules! compare_by_debug {
 
 compare_by_debug!(
     Handoff,
+    Option<OwnerId>,
     (),
     (bool, Waiting),
     bool,
@@ -850,6 +842,14 @@ pub(crate) fn arg_texts<R>(step: &Step<'_, R>) -> Vec<String> {
         Arg::Number(number) => number.to_string(),
     };
     step.args().iter().map(text).collect()
+}
+
+/// Returns the command that runs this script with the keys and arguments of a step.
+fn eval<R>(source: &str, step: &Step<'_, R>) -> redis::Cmd {
+    let (keys, args) = (key_texts(step), arg_texts(step));
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(source).arg(keys.len()).arg(keys).arg(args);
+    cmd
 }
 
 /// Returns the reply as the wire decodes it.

@@ -236,7 +236,7 @@ macro_rules! script {
     }};
     (undeclared $($file:literal),+) => {{
         static SCRIPT: $crate::step::Script =
-            $crate::step::Script::new(concat!($(include_str!($file)),+)).with_undeclared_keys();
+            $crate::step::Script::new(concat!($(include_str!($file)),+)).set_undeclared_keys(true);
         &SCRIPT
     }};
     ($($file:literal),+) => {{
@@ -313,12 +313,7 @@ impl Script {
         batchable.filter(|batchable| (batchable.keys, batchable.args) == (keys, args))
     }
 
-    /// Marks the script as one that also accesses undeclared keys, which it finds by itself.
-    pub(crate) const fn with_undeclared_keys(self) -> Script {
-        self.set_undeclared_keys(true)
-    }
-
-    /// Sets that mark to `undeclared`.
+    /// Sets whether the script also accesses undeclared keys, which it finds by itself.
     pub(crate) const fn set_undeclared_keys(mut self, undeclared: bool) -> Script {
         self.undeclared = undeclared;
         self
@@ -447,8 +442,8 @@ pub(crate) enum ScriptReply {
 pub(crate) struct ErrorReply(String);
 
 impl ErrorReply {
-    pub(crate) fn new(text: String) -> ErrorReply {
-        ErrorReply(text)
+    pub(crate) fn new(text: impl Into<String>) -> ErrorReply {
+        ErrorReply(text.into())
     }
 
     /// Returns the first word.
@@ -518,6 +513,20 @@ impl ScriptReply {
     pub(crate) fn array<const N: usize>(self) -> Result<[ScriptReply; N]> {
         let array = self.list()?.try_into();
         array.map_err(|list| unexpected_reply(&ScriptReply::List(list)))
+    }
+}
+
+#[cfg(test)]
+impl From<&str> for ScriptReply {
+    fn from(text: &str) -> ScriptReply {
+        ScriptReply::Bytes(text.into())
+    }
+}
+
+#[cfg(test)]
+impl ScriptReply {
+    pub(crate) fn error(text: &str) -> ScriptReply {
+        ScriptReply::Error(ErrorReply::new(text))
     }
 }
 

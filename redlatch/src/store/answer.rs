@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -14,10 +13,11 @@ use crate::error::{Error, Result};
 /// A reply, and how it was acquired.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
-    /// When the answered step was sent. Leases count from here, because the server cannot have started them
-    /// earlier.
+    /// When the answered step was sent. Leases count from here, because the server cannot have
+    /// started them earlier.
     pub(crate) sent_at: Instant,
-    /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
+    /// Whether the step was sent before without an answer, so that this may be the reply to a
+    /// repetition.
     pub(crate) repeated: bool,
     /// For an acquisition that replicas have to confirm: resolves when they have. Boxed, because
     /// every request has place for it.
@@ -27,8 +27,7 @@ pub(crate) struct Answer<R> {
 
 /// Resolves when the replicas have confirmed an acquisition.
 pub(crate) struct Confirmation {
-    outcome: Receiver<WaitResult>,
-    timeout: Duration,
+    outcome: Receiver<Result<()>>,
     /// The node of a cluster that made the acquisition. It is known for as long as this or a clone
     /// exists.
     pub(crate) node: Option<KeptNode>,
@@ -37,34 +36,22 @@ pub(crate) struct Confirmation {
 /// Keeps a node of a cluster that has lost all slots, so that an acquisition can be settled there.
 pub(crate) type KeptNode = Arc<dyn Any + Send + Sync>;
 
-/// Result of a WAIT: how many replicas were required, and how many acknowledged.
-pub(super) type WaitResult = Result<(usize, usize)>;
-
 impl Confirmation {
-    /// A WAIT that gives the replicas this long was sent, or is about to be.
-    pub(super) fn pending(outcome: Receiver<WaitResult>, timeout: Duration) -> Box<Confirmation> {
-        Box::new(Confirmation {
-            outcome,
-            timeout,
-            node: None,
-        })
+    /// A WAIT with this outcome was sent, or is about to be.
+    pub(super) fn pending(outcome: Receiver<Result<()>>) -> Box<Confirmation> {
+        let node = None;
+        Box::new(Confirmation { outcome, node })
     }
 
     /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
-    /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
+    /// determined. Until then the request has no answer: it is unknown whether it has acquired
+    /// anything.
     pub(crate) async fn confirmed(self: Box<Self>, progress: &Progress) -> Result<()> {
         progress.expect_answer();
-        match self.outcome.recv().await {
-            Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
-                needed,
-                in_sync,
-                within: self.timeout,
-            }),
-            Some(Ok(_)) => Ok(()),
-            Some(Err(error)) => Err(error),
-            None => Err(Error::unavailable(
-                "the connection broke before the replicas answered",
-            )),
-        }
+        let broken = || {
+            let reason = "the connection broke before the replicas answered";
+            Err(Error::unavailable(reason))
+        };
+        self.outcome.recv().await.unwrap_or_else(broken)
     }
 }

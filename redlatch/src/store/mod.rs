@@ -11,6 +11,7 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
+use self::redis::{CommandRequest, Topology};
 pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
@@ -30,18 +31,26 @@ mod scan;
 mod shared_oneshot;
 mod subscriber;
 
-/// The store of one client. Not a trait: a trait cannot express what a store must promise (order, atomic
-/// steps, pushed messages).
+/// The store of one client. Not a trait: a trait cannot express what a store must promise (order,
+/// atomic steps, pushed messages).
 pub(crate) enum Store {
     Redis(redis::Redis),
     Embedded(embedded::EmbeddedConnection),
 }
 
 impl Store {
+    /// Returns the topology. The embedded store has none.
+    fn topology(&self) -> Option<&Topology> {
+        match self {
+            Store::Redis(redis) => Some(&redis.topology),
+            Store::Embedded(_) => None,
+        }
+    }
+
     /// Identifies the store by the address in its URL: equal for all clients with the same address.
     pub(crate) fn address(&self) -> String {
         match self {
-            Store::Redis(redis) => redis.address(),
+            Store::Redis(redis) => redis.topology.address.clone(),
             Store::Embedded(embedded) => embedded.address(),
         }
     }
@@ -49,40 +58,29 @@ impl Store {
     /// Returns the slot of a key, if the store has slots as far as is known: all keys of a step
     /// must then be in one slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
-        match self {
-            Store::Redis(redis) => redis.slot(key),
-            Store::Embedded(_) => None,
-        }
+        self.topology()?.slot(key)
     }
 
     /// Returns the slot that a key has or would have in a cluster. The embedded store has none.
     pub(crate) fn order(&self, key: &str) -> Option<u16> {
-        match self {
-            Store::Redis(_) => Some(redis::slot(key)),
-            Store::Embedded(_) => None,
-        }
+        self.topology().map(|_| redis::slot(key))
     }
 
     /// Returns whether keys have slots, as far as is known.
     pub(crate) fn has_slots(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.has_slots(),
-            Store::Embedded(_) => false,
-        }
+        self.topology().is_some_and(Topology::has_slots)
     }
 
     /// Returns whether the store is a cluster, whose nodes publish in the slot of a channel.
     pub(crate) fn is_cluster(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.is_cluster(),
-            Store::Embedded(_) => false,
-        }
+        self.topology().is_some_and(Topology::is_cluster)
     }
 
-    /// Runs a step. If the connection breaks, repeats it on the next one until the response timeout.
+    /// Runs a step. If the connection breaks, repeats it on the next one until the response
+    /// timeout.
     ///
-    /// Subscribes to `channel` first, if there is one, in the same round trip. So all messages published
-    /// after the step arrive.
+    /// Subscribes to `channel` first, if there is one, in the same round trip. So all messages
+    /// published after the step arrive.
     #[expect(
         clippy::manual_async_fn,
         reason = "an `async fn` stores its arguments twice"
@@ -116,7 +114,8 @@ impl Store {
         }
     }
 
-    /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an idempotent write.
+    /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an
+    /// idempotent write.
     pub(crate) async fn run_idempotent<R: Send>(&self, step: &Step<'_, R>) -> Result<R> {
         let (delivery, progress) = (Delivery::REQUEST, Progress::default());
         Ok(self.run(step, None, delivery, &progress).await?.reply)
@@ -136,16 +135,22 @@ impl Store {
         within: Duration,
     ) -> Result<Answer<R>> {
         match self {
-            Store::Redis(redis) => redis.run_once(step, delivery, within).await,
+            Store::Redis(redis) => {
+                let (topology, progress) = (&redis.topology, Progress::default());
+                let request = CommandRequest::for_step(topology, step, None, delivery, &progress)?;
+                let limit = within.min(redis.response_timeout);
+                request.send_once(limit).await?.decode(step)
+            }
             Store::Embedded(embedded) => embedded.run(step, &Progress::default()),
         }
     }
 
-    /// Runs a step that must not be applied twice. It is repeated only while it is known to have had no
-    /// effect. Without an answer, the error is [`Error::OutcomeUnknown`], which names `what`.
+    /// Runs a step that must not be applied twice. It is repeated only while it is known to have
+    /// had no effect. Without an answer, the error is [`Error::OutcomeUnknown`], which names
+    /// `what`.
     ///
-    /// A step that was not sent by the response timeout is dropped. The wait for its answer lasts until
-    /// `answered_within`, if that is longer.
+    /// A step that was not sent by the response timeout is dropped. The wait for its answer lasts
+    /// until `answered_within`, if that is longer.
     ///
     /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
     pub(crate) async fn run_at_most_once<R: Send>(
@@ -158,38 +163,33 @@ impl Store {
     ) -> Result<Answer<R>> {
         match self {
             Store::Redis(redis) => {
-                let answer =
-                    redis.run_at_most_once(step, what, delivery, answered_within, progress);
-                answer.await
+                let (topology, timeout) = (&redis.topology, redis.response_timeout);
+                let request = CommandRequest::for_step(topology, step, None, delivery, progress)?;
+                let sending = request.send_at_most_once(what, timeout, answered_within);
+                sending.await?.decode(step)
             }
             Store::Embedded(embedded) => embedded.run(step, progress),
         }
     }
 
-    /// Returns whether a script can count all subscribers of a channel. Nodes of a cluster without sharded channels
-    /// count only their own.
+    /// Returns whether a script can count all subscribers of a channel. Nodes of a cluster without
+    /// sharded channels count only their own.
     pub(crate) fn counts_subscribers(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.counts_subscribers(),
-            Store::Embedded(_) => true,
-        }
+        self.topology().is_none_or(Topology::counts_subscribers)
     }
 
-    /// Returns whether acquisitions wait for replicas. If not, all steps about a key use one connection.
+    /// Returns whether acquisitions wait for replicas. If not, all steps about a key use one
+    /// connection.
     pub(crate) fn awaits_replicas(&self) -> bool {
-        match self {
-            Store::Redis(redis) => redis.awaits_replicas(),
-            Store::Embedded(_) => false,
-        }
+        self.topology()
+            .is_some_and(|topology| topology.awaits_replicas)
     }
 
-    /// Returns the node that serves a key, as far as is known locally. Work for different nodes is limited
-    /// and batched separately, so a node that does not answer does not delay work for the others.
+    /// Returns the node that serves a key, as far as is known locally. Work for different nodes is
+    /// limited and batched separately, so a node that does not answer does not delay work for the
+    /// others.
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
-        match self {
-            Store::Redis(redis) => redis.node(key),
-            Store::Embedded(_) => None,
-        }
+        self.topology()?.known_node(key).map(|node| node.id)
     }
 
     /// Returns what servers may have lost. The embedded store loses nothing.
@@ -202,13 +202,12 @@ impl Store {
 
     /// Waits for a permit to settle a hold in the background, at the node of a key.
     pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
-        match self {
-            Store::Redis(redis) => redis.settling_permit(key).await,
-            Store::Embedded(_) => None,
-        }
+        let limits = self.topology()?.limits(key);
+        limits.settle_permits.clone().acquire_owned().await.ok()
     }
 
-    /// Returns the error for a request for this key that had no contact with the store for this long.
+    /// Returns the error for a request for this key that had no contact with the store for this
+    /// long.
     pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         match self {
             Store::Redis(redis) => redis.timeout_error(key, after),
@@ -235,8 +234,8 @@ impl Store {
         }
     }
 
-    /// Returns one page of the keys that match a glob pattern, and the start of the next page, if there is
-    /// one. A key may occur twice, as with SCAN.
+    /// Returns one page of the keys that match a glob pattern, and the start of the next page, if
+    /// there is one. A key may occur twice, as with SCAN.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
@@ -277,8 +276,8 @@ impl Store {
         }
     }
 
-    /// Makes the store report changed keys to `changes` from now on, for as long as `changes` and `reporters` exist.
-    /// Also starts the reports again after they have ended.
+    /// Makes the store report changed keys to `changes` from now on, for as long as `changes` and
+    /// `reporters` exist. Also starts the reports again after they have ended.
     pub(crate) async fn start_reports(
         &self,
         changes: &Arc<Changes>,

@@ -1,4 +1,5 @@
-//! The model of all locks: owners acquire, re-enter, renew, release, give up, disconnect and lose answers.
+//! The model of all locks: owners acquire, re-enter, renew, release, give up, disconnect and lose
+//! answers.
 
 use std::hash::{Hash as _, Hasher};
 use std::rc::Rc;
@@ -8,6 +9,7 @@ use tokio::time::Instant;
 use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
 use crate::error::Result;
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams};
+use crate::lease::Lease;
 use crate::locks::Holder;
 use crate::name::owner_of;
 use crate::step::Outcome;
@@ -90,8 +92,8 @@ pub(crate) enum Step {
         party: usize,
         ticks: u8,
     },
-    /// The owner no longer relies on its hold, but does not release it: an answer was lost, or the process died
-    /// and another one has the same id.
+    /// The owner no longer relies on its hold, but does not release it: an answer was lost, or the
+    /// process died and another one has the same id.
     Forget {
         party: usize,
     },
@@ -239,19 +241,11 @@ impl Locks {
 
     fn acquire(
         &mut self,
-        step: Step,
+        number: usize,
+        (count, lease, waits): (u32, Lease, bool),
         held: Option<&Holder>,
         world: &mut World,
     ) -> Verdict<std::result::Result<Outcome, String>> {
-        let Step::Acquire {
-            party: number,
-            count,
-            ticks: lease,
-            waits,
-        } = step
-        else {
-            return Err("no acquisition".to_owned());
-        };
         let setting = self.setting.clone();
         let (party, now) = (&setting.parties[number], world.now);
         if waits && let Some(channel) = party.channel() {
@@ -263,7 +257,7 @@ impl Locks {
         let params = AcquireParams {
             hold: &party.hold,
             count,
-            lease: ticks(lease),
+            lease,
             waits,
             request_number,
         };
@@ -291,7 +285,7 @@ impl Locks {
                     format!("token {token} instead of {expected}")
                 })?;
                 self.latest = expected;
-                let end = now + ticks(lease).duration();
+                let end = now + lease.duration();
                 if let Some(channel) = party.channel() {
                     world.keyspace.set_subscriber_count(channel, 0);
                 }
@@ -310,7 +304,7 @@ impl Locks {
                 let known_hold = &mut self.known_holds[number];
                 known_hold.waits |= waits && count == 1;
                 if waits && count == 1 {
-                    known_hold.announced = announces.then(|| now + ticks(lease).duration());
+                    known_hold.announced = announces.then(|| now + lease.duration());
                 }
             }
             Err(_) => {}
@@ -320,8 +314,8 @@ impl Locks {
 }
 
 impl Locks {
-    /// Returns the party to which the step granted the lock, as its message tells the party. From now on it relies on
-    /// the hold.
+    /// Returns the party to which the step granted the lock, as its message tells the party. From
+    /// now on it relies on the hold.
     fn granted(&mut self, world: &mut World) -> Verdict<Option<usize>> {
         let setting = self.setting.clone();
         let published = world.keyspace.take_published();
@@ -386,7 +380,15 @@ impl Model for Locks {
         let known_hold = &mut self.known_holds[party];
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
-            Step::Acquire { .. } => Reply::Acquired(self.acquire(step, held, world)?),
+            Step::Acquire {
+                count,
+                ticks: n,
+                waits,
+                ..
+            } => {
+                let request = (count, ticks(n), waits);
+                Reply::Acquired(self.acquire(party, request, held, world)?)
+            }
             Step::Release { keep, ticks: n, .. } => {
                 let lease = (n > 0).then(|| ticks(n));
                 let release = hold.kind.release(ReleaseParams { hold, keep, lease });
@@ -437,8 +439,8 @@ impl Model for Locks {
             }
         };
         let granted_to = self.granted(world)?;
-        // A step must not change the holds of other owners. If it failed, or if the hold to release or renew is
-        // not held, it must change nothing.
+        // A step must not change the holds of other owners. If it failed, or if the hold to release
+        // or renew is not held, it must change nothing.
         let after = self.holders(world)?;
         let is_refused = match &reply {
             Reply::Acquired(Ok(Outcome::Done(_))) => false,

@@ -43,7 +43,8 @@ impl Embedded {
         self.0.lock().injected.next = next.into_iter().map(Into::into).collect();
     }
 
-    /// Makes the answers to the next steps this late. Only to those for which [`Store::run`](crate::store::Store::run) waits.
+    /// Makes the answers to the next steps this late. Only to those for which
+    /// [`Store::run`](crate::store::Store::run) waits.
     pub(crate) fn delay_answers(&self, next: impl IntoIterator<Item = Duration>) {
         self.0.lock().injected.delays = next.into_iter().collect();
     }
@@ -85,7 +86,7 @@ impl EmbeddedConnection {
         if let (Failure::Unconfirmed | Failure::Repeated, Some(answer)) = (failure, applied) {
             let repeated = matches!(failure, Failure::Repeated);
             let receiver = shared_oneshot::channel().1;
-            let confirmation = Confirmation::pending(receiver, Duration::ZERO);
+            let confirmation = Confirmation::pending(receiver);
             let confirmation = (!repeated).then_some(confirmation);
             return Some(answer.map(|answer| Answer {
                 repeated,

@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -21,8 +21,8 @@ pub(crate) mod failure_injection;
 
 /// A store without a server: the same steps, keys and messages, in this process.
 ///
-/// Clients with clones of one `Embedded` share its keys, like processes that share a server. Time is
-/// tokio's, so tests can pause and advance it.
+/// Clients with clones of one `Embedded` share its keys, like processes that share a server. Time
+/// is tokio's, so tests can pause and advance it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -62,9 +62,9 @@ impl Embedded {
         })))
     }
 
-    /// Makes the store unavailable, or available again, for tests of what a program does during an outage. While it is
-    /// unavailable, calls of its clients have no effect and fail at once with [`Error::Unavailable`]. Leases go on, so holds
-    /// end that their clients cannot renew.
+    /// Makes the store unavailable, or available again, for tests of what a program does during an
+    /// outage. While it is unavailable, calls of its clients have no effect and fail at once with
+    /// [`Error::Unavailable`]. Leases go on, so holds end that their clients cannot renew.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -130,6 +130,14 @@ impl Embedded {
         })
     }
 
+    fn available(&self) -> Result<MutexGuard<'_, Shared>> {
+        let shared = self.0.lock();
+        match shared.is_available {
+            true => Ok(shared),
+            false => Err(Error::unavailable("the embedded store is set unavailable")),
+        }
+    }
+
     pub(crate) fn connect(&self, subscriber: SharedSubscriber) -> EmbeddedConnection {
         let mut shared = self.0.lock();
         shared.last_connection_id += 1;
@@ -188,11 +196,11 @@ impl EmbeddedConnection {
 
     /// Returns an error if the store is unavailable.
     pub(crate) fn ping(&self) -> Result<()> {
-        self.store.0.lock().check_available()
+        self.store.available().map(drop)
     }
 
-    /// Returns the time limit for an answer: none, because the embedded store answers immediately. A unit test
-    /// can set another timeout.
+    /// Returns the time limit for an answer: none, because the embedded store answers immediately.
+    /// A unit test can set another timeout.
     #[allow(clippy::unused_self, reason = "unit tests set it")]
     pub(crate) fn response_timeout(&self) -> Option<Duration> {
         #[cfg(test)]
@@ -205,8 +213,7 @@ impl EmbeddedConnection {
     fn apply<R: Send>(&self, step: &Step<'_, R>) -> Result<Answer<R>> {
         let sent_at = Instant::now();
         let (reply, deliveries) = {
-            let mut shared = self.store.0.lock();
-            shared.check_available()?;
+            let mut shared = self.store.available()?;
             shared.keyspace.now = sent_at;
             let before = shared.watched_entries(step.keys());
             let reply = step.apply(&mut shared.keyspace)?;
@@ -249,8 +256,7 @@ impl EmbeddedConnection {
     }
 
     pub(crate) fn start_reports(&self, changes: &Arc<Changes>) -> Result<()> {
-        let mut shared = self.store.0.lock();
-        shared.check_available()?;
+        let mut shared = self.store.available()?;
         let watch = Arc::downgrade(changes);
         if !shared.watches.iter().any(|other| other.ptr_eq(&watch)) {
             shared.watches.push(watch);
@@ -259,8 +265,7 @@ impl EmbeddedConnection {
     }
 
     pub(crate) fn keys(&self, pattern: &str) -> Result<Vec<String>> {
-        let mut shared = self.store.0.lock();
-        shared.check_available()?;
+        let mut shared = self.store.available()?;
         shared.keyspace.now = Instant::now();
         let mut keys = shared.keyspace.keys();
         keys.retain(|key| glob::matches(pattern.as_bytes(), key.as_bytes()));
@@ -278,13 +283,6 @@ impl Drop for EmbeddedConnection {
 }
 
 impl Shared {
-    fn check_available(&self) -> Result<()> {
-        match self.is_available {
-            true => Ok(()),
-            false => Err(Error::unavailable("the embedded store is set unavailable")),
-        }
-    }
-
     /// Returns the values of these keys, if there is a watch.
     fn watched_entries<'k>(&mut self, keys: &'k [Cow<'_, str>]) -> Vec<(&'k str, Option<Entry>)> {
         self.watches.retain(|watch| watch.strong_count() > 0);
@@ -305,8 +303,8 @@ impl Shared {
         }
     }
 
-    /// Returns the subscribers of the messages just published. They are called after the lock is released,
-    /// because they may access the store at once.
+    /// Returns the subscribers of the messages just published. They are called after the lock is
+    /// released, because they may access the store at once.
     fn take_deliveries(&mut self) -> Vec<(SharedSubscriber, Message)> {
         let mut deliveries = Vec::new();
         for message in self.keyspace.take_published() {

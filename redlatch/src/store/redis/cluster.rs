@@ -1,18 +1,20 @@
 //! A cluster: maps slots to nodes, and keeps the map up to date.
 //!
 //! 1. A redirection (MOVED) is followed at once, for its slot only.
-//! 2. The whole map is requested again when there is a reason to (a MOVED, a connection that fails, a
-//!    missing answer), and periodically, because a node that hangs gives no reason.
-//! 3. Several nodes are queried. Among their answers, the one with the latest epoch counts, so that a node
-//!    that was cut off cannot mislead the client.
-//! 4. A node that is behind in gossip must not undo newer changes. So an answer is ignored if its epoch
-//!    is earlier than that of the map in use, or, for a slot that MOVED has moved, if its epoch is not
-//!    later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because a cluster that was set
-//!    up again has earlier epochs.
-//! 5. An answer of a node of another cluster does not count, and such a node is not used ([`super::node_ids`]).
+//! 2. The whole map is requested again when there is a reason to (a MOVED, a connection that fails,
+//!    a missing answer), and periodically, because a node that hangs gives no reason.
+//! 3. Several nodes are queried. Among their answers, the one with the latest epoch counts, so that
+//!    a node that was cut off cannot mislead the client.
+//! 4. A node that is behind in gossip must not undo newer changes. So an answer is ignored if its
+//!    epoch is earlier than that of the map in use, or, for a slot that MOVED has moved, if its
+//!    epoch is not later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because
+//!    a cluster that was set up again has earlier epochs.
+//! 5. An answer of a node of another cluster does not count, and such a node is not used
+//!    ([`super::node_ids`]).
 //!
-//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do not. After
-//! such a MOVED the nodes are queried once more; such an ASK leads to the only other master with its port.
+//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but
+//! redirections do not. After such a MOVED the nodes are queried once more; such an ASK leads to
+//! the only other master with its port.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,16 +26,15 @@ use tokio::time::Instant;
 
 use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
-use super::exchange_error::{ExchangeError, is_unknown_command, not_in_a_cluster};
+use super::exchange_error::{ExchangeError, not_in_a_cluster};
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
 use super::pubsub::text_field;
-use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, answer_within};
+use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, Signals, answer_within};
 use super::run_id_tracker::info_field;
 use super::slot::{SLOT_COUNT, slot};
 use super::wire::Cmd;
 use crate::environment::random;
-use crate::error::Error;
 use crate::join::join_until;
 use crate::step::ScriptReply;
 use crate::sync::Mutex;
@@ -59,6 +60,7 @@ pub(super) struct Cluster {
     /// Wakes requests after each query of the nodes, in the order in which they began to wait.
     refreshed: Notify,
     refresh_task: RefreshTask,
+    signals: Arc<Signals>,
     /// Whether no connected node is known to lack sharded channels, as of the latest check.
     has_sharded_channels: AtomicBool,
     /// Why no node answered the latest query, if none did.
@@ -117,8 +119,9 @@ impl SlotMap {
 
 /// The owners of the slots according to one node.
 struct SlotReport {
-    /// Whether the node reports that the cluster works: it sees most masters and, unless the cluster is configured to
-    /// work without (`cluster-require-full-coverage no`), an owner of every slot.
+    /// Whether the node reports that the cluster works: it sees most masters and, unless the
+    /// cluster is configured to work without (`cluster-require-full-coverage no`), an owner of
+    /// every slot.
     is_healthy: bool,
     epoch: u64,
     ranges: Vec<SlotRange>,
@@ -141,6 +144,7 @@ impl Cluster {
             ids: Arc::default(),
             refreshed: Notify::new(),
             refresh_task: RefreshTask::default(),
+            signals: Arc::default(),
             has_sharded_channels: AtomicBool::new(true),
             unanswered: Mutex::default(),
         })
@@ -160,12 +164,12 @@ impl Cluster {
             .ok_or_else(|| self.without_owner(&format!("no node of the cluster owns slot {slot}")))
     }
 
-    /// Returns the error for slots whose owner is not known: that of the latest query if no node has answered it.
+    /// Returns the error for slots whose owner is not known: that of the latest query if no node
+    /// has answered it.
     pub(super) fn without_owner(&self, otherwise: &str) -> ExchangeError {
-        // Of the query: the step itself was not sent.
         match self.unanswered.lock().clone() {
             Some(failure) if failure.is_permanent() => failure,
-            Some(failure) => ExchangeError::not_executed(failure.reason()),
+            Some(failure) => failure.before_the_step(),
             None => ExchangeError::not_executed(otherwise),
         }
     }
@@ -191,7 +195,8 @@ impl Cluster {
         self.has_sharded_channels.load(Ordering::Relaxed)
     }
 
-    /// Ends subscriptions at nodes that have lost the slots of their channels, where the node does not. (See
+    /// Ends subscriptions at nodes that have lost the slots of their channels, where the node does
+    /// not. (See
     /// [`super::pubsub`].)
     fn end_moved_subscriptions(&self) {
         let nodes = self.nodes();
@@ -217,11 +222,12 @@ impl Cluster {
         map.departed.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Handles MOVED: a node reports that another node owns the slot. Returns that node, if it can be found.
+    /// Handles MOVED: a node reports that another node owns the slot. Returns that node, if it can
+    /// be found.
     pub(super) async fn handle_moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         let Some(to) = self.parse_redirect(slot, to) else {
             let responder = self.known_slot_owner(slot);
-            self.refresh_task.signals.changed.notify_one();
+            self.signals.changed.notify_one();
             self.refresh_and_wait().await;
             let is_other = |node: &Arc<Node>| !responder.is_some_and(|it| Arc::ptr_eq(&it, node));
             return self.known_slot_owner(slot).filter(is_other);
@@ -243,7 +249,8 @@ impl Cluster {
         Some(node)
     }
 
-    /// Handles ASK: a node refers to another one for this command only. Returns that node, if it can be found.
+    /// Handles ASK: a node refers to another one for this command only. Returns that node, if it
+    /// can be found.
     pub(super) fn handle_ask(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
         let endpoint = self
             .parse_redirect(slot, to)
@@ -251,8 +258,9 @@ impl Cluster {
         Some(self.node(&mut self.map.lock(), &endpoint))
     }
 
-    /// Returns the target of a redirection without a host: the only other node with its port, if there is one.
-    /// If that is the wrong node, it refuses the command, because only the node that imports the slot accepts it.
+    /// Returns the target of a redirection without a host: the only other node with its port, if
+    /// there is one. If that is the wrong node, it refuses the command, because only the node that
+    /// imports the slot accepts it.
     fn only_other_with_port(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
         let map = self.map.lock();
@@ -266,18 +274,18 @@ impl Cluster {
     /// Handles a failure that may have its reason in another owner of a slot.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signals.failed.notify_one();
+        self.signals.failed.notify_one();
     }
 
     /// Handles a node's report that slots have another owner.
     fn request_refresh_at_once(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signals.changed.notify_one();
+        self.signals.changed.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |checks| refresh_loop(Arc::downgrade(self), checks);
+        let refresh = || refresh_loop(Arc::downgrade(self), Checks::new(self.signals.clone()));
         self.refresh_task.ensure_running(refresh);
     }
 
@@ -288,7 +296,8 @@ impl Cluster {
         refreshed.await;
     }
 
-    /// Queries the nodes for the owners of the slots. Returns whether there are other masters than before.
+    /// Queries the nodes for the owners of the slots. Returns whether there are other masters than
+    /// before.
     async fn refresh(&self) -> bool {
         let before = self.map.lock().masters();
         // Query some connected nodes first; if no answer of theirs can be used, query all.
@@ -300,7 +309,8 @@ impl Cluster {
         self.map.lock().masters() != before
     }
 
-    /// Queries connected nodes, or all known ones, and uses their best answer. Returns whether one was used.
+    /// Queries connected nodes, or all known ones, and uses their best answer. Returns whether one
+    /// was used.
     async fn query_nodes(&self, connected: bool) -> bool {
         let limit = match connected {
             true => QUERY_TIMEOUT,
@@ -309,7 +319,7 @@ impl Cluster {
         };
         let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
             let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
-            let report = report.map_err(classify_failure);
+            let report = report.map_err(|failure| failure.if_unknown_command(not_in_a_cluster));
             if let Err(failure) = &report {
                 tracing::debug!(%at, error = ?failure, "a node did not report its slots");
             }
@@ -389,8 +399,9 @@ impl Cluster {
                 self.settings.suspects.add_node(node.id);
             }
         }
-        // A node that has lost its slots may hang with commands in flight, so it is invalidated. A node that has
-        // none yet may serve keys of a slot that is moving there, so it is kept while it is in use.
+        // A node that has lost its slots may hang with commands in flight, so it is invalidated. A
+        // node that has none yet may serve keys of a slot that is moving there, so it is kept while
+        // it is in use.
         let is_in_use = |node: &Arc<Node>| Arc::strong_count(node) > 1;
         let mut gone = Vec::new();
         map.nodes.retain(|at, node| {
@@ -423,7 +434,8 @@ impl Cluster {
         map.nodes.entry(at.clone()).or_insert_with(new).clone()
     }
 
-    /// Parses the address in a redirection for a slot. Without a host it has that of the known owner of the slot.
+    /// Parses the address in a redirection for a slot. Without a host it has that of the known
+    /// owner of the slot.
     fn parse_redirect(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let map = self.map.lock();
         let responder = map.owner(slot).or_else(|| self.seeds.first())?;
@@ -431,8 +443,9 @@ impl Cluster {
     }
 }
 
-/// Returns the best of several answers: of the cluster to which most answering nodes belong, if addresses in the URL are
-/// those of another one; of a node that reports that the cluster works; and the latest.
+/// Returns the best of several answers: of the cluster to which most answering nodes belong, if
+/// addresses in the URL are those of another one; of a node that reports that the cluster works;
+/// and the latest.
 fn best_report(reports: &[SlotReport]) -> Option<&SlotReport> {
     let same_cluster = |one: &SlotReport| {
         let shares_node = |other: &&SlotReport| one.ids.values().any(|id| other.has_node(id));
@@ -468,12 +481,8 @@ async fn fetch_slots(
     connection: &Arc<ReconnectingConnection>,
 ) -> Result<SlotReport, ExchangeError> {
     let live = connection.get_or_connect().await?;
-    let info = connection
-        .query(&live, &Cmd::of(&["CLUSTER", "INFO"]))
-        .await?;
-    let slots = connection
-        .query(&live, &Cmd::of(&["CLUSTER", "SLOTS"]))
-        .await?;
+    let info = live.query(&Cmd::of(&["CLUSTER", "INFO"])).await?;
+    let slots = live.query(&Cmd::of(&["CLUSTER", "SLOTS"])).await?;
     let unexpected = || ExchangeError::not_executed("unexpected reply");
     let info = info.as_text().ok_or_else(unexpected)?;
     let epoch = info_field(info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
@@ -493,16 +502,6 @@ async fn fetch_slots(
         ranges,
         ids,
     })
-}
-
-/// Classifies the failure of a query: a server that does not have the command is not in a cluster.
-fn classify_failure(failure: ExchangeError) -> ExchangeError {
-    match failure {
-        ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(&reason) => {
-            not_in_a_cluster()
-        }
-        failure => failure,
-    }
 }
 
 /// `[first, last, [host, port, id, metadata], replicas…]`
@@ -559,9 +558,7 @@ fn parse_node(responder: &Endpoint, node: &ScriptReply) -> Option<Endpoint> {
 #[cfg(test)]
 mod tests {
     use super::super::connection_config::ConnectionConfig;
-    use super::super::credentials::Login;
-    use super::super::options::{ConnectOptions, RedisSettings, ReplicaSync};
-    use super::super::pubsub::SubscriptionMode;
+    use super::super::options::{RedisSettings, ReplicaSync};
     use super::*;
     use crate::wait::ChannelMap;
 
@@ -570,16 +567,14 @@ mod tests {
     }
 
     fn cluster() -> Arc<Cluster> {
-        let (login, options) = (Login::default(), ConnectOptions::default());
         let settings = NodeSettings {
-            config: ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap(),
+            config: ConnectionConfig::plain(),
             redis: RedisSettings {
                 replica_sync: ReplicaSync::Off,
                 ..RedisSettings::default()
             },
             subscriber: Arc::new(ChannelMap::default()),
             suspects: Arc::new(crate::store::Suspects::new(false)),
-            subscription_mode: SubscriptionMode::Sharded,
         };
         Cluster::new(vec![at(1)], settings)
     }
@@ -657,14 +652,10 @@ mod tests {
         assert_eq!(best(&[report(true, 1, &[]), report(true, 2, &[])]), Some(2));
     }
 
-    fn text(text: &str) -> ScriptReply {
-        ScriptReply::Bytes(text.as_bytes().to_vec())
-    }
-
     /// Slots 0 to 9.
     fn range<const N: usize>(nodes: [(ScriptReply, i64, &str, ScriptReply); N]) -> ScriptReply {
         let nodes = nodes.map(|(host, port, id, metadata)| {
-            ScriptReply::List(vec![host, ScriptReply::Integer(port), text(id), metadata])
+            ScriptReply::List(vec![host, ScriptReply::Integer(port), id.into(), metadata])
         });
         let slots = [0, 9].map(ScriptReply::Integer);
         ScriptReply::List(slots.into_iter().chain(nodes).collect())
@@ -674,7 +665,7 @@ mod tests {
     fn ids_of_masters_and_replicas_are_known() {
         let range = range([
             (ScriptReply::Nil, 7, "a", ScriptReply::Nil),
-            (text("other"), 8, "b", ScriptReply::Nil),
+            ("other".into(), 8, "b", ScriptReply::Nil),
         ]);
         let ids = parse_ids(&Endpoint::new("responder", 1), &range);
         let ids = ids.iter().map(|(at, id)| format!("{at} {id}"));
@@ -696,23 +687,24 @@ mod tests {
             &["hostname", "x", "ip", "10.0.0.2"][..],
             &["ip", "10.0.0.2"],
         ];
-        let maps = maps.map(|map| ScriptReply::List(map.iter().map(|word| text(word)).collect()));
+        let maps =
+            maps.map(|map| ScriptReply::List(map.iter().copied().map(ScriptReply::from).collect()));
         let found = |host: ScriptReply, metadata: ScriptReply| {
             let range = range([(host, 7, "id", metadata)]);
             parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
         };
         for map in maps {
-            let (first, last, at) = found(text("?"), map.clone());
+            let (first, last, at) = found("?".into(), map.clone());
             assert_eq!((first, last, &*at.to_string()), (0, 9, "10.0.0.2:7"));
             // Where the endpoint is unknown, the host of the answering node counts.
-            for host in [ScriptReply::Nil, text("")] {
+            for host in [ScriptReply::Nil, "".into()] {
                 let (.., at) = found(host, map.clone());
                 assert_eq!(at.to_string(), "responder:7");
             }
-            let (.., at) = found(text("named"), map);
+            let (.., at) = found("named".into(), map);
             assert_eq!(at.to_string(), "named:7");
         }
-        let (.., at) = found(text("?"), ScriptReply::List(Vec::new()));
+        let (.., at) = found("?".into(), ScriptReply::List(Vec::new()));
         assert_eq!(at.to_string(), "responder:7");
     }
 

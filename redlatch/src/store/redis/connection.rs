@@ -1,16 +1,16 @@
 //! A connection that is opened on demand and replaced when it breaks.
 //!
-//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops waiting does
-//!    not restart it for the others.
-//! 2. After a failure the next try to connect starts after a random, growing pause ([`Pace`]). A connection
-//!    counts as a success with the first answer to a step: one that breaks right after its handshake is a
-//!    failure.
+//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops
+//!    waiting does not restart it for the others.
+//! 2. After a failure the next try to connect starts after a random, growing pause ([`Pace`]). A
+//!    connection counts as a success with the first answer to a step: one that breaks right after
+//!    its handshake is a failure.
 //! 3. On a new connection, subscriptions are restored before anything else is sent (only with
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
-//! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages are woken then, because
-//!    messages may have been missed. The next caller reconnects.
-//! 5. If another server can replace this one, its connection can be *invalidated*: every caller that waits
-//!    for an answer on it gets an error at once.
+//! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages
+//!    are woken then, because messages may have been missed. The next caller reconnects.
+//! 5. If another server can replace this one, its connection can be *invalidated*: every caller
+//!    that waits for an answer on it gets an error at once.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,8 +41,8 @@ use crate::store::shared_oneshot::{self, Receiver};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
 
-/// Limit of the commands without an answer on a connection, besides renewals and releases. A server that does not answer
-/// leaves this many in the memory of a client, however many callers try again.
+/// Limit of the commands without an answer on a connection, besides renewals and releases. A server
+/// that does not answer leaves this many in the memory of a client, however many callers try again.
 const MAX_UNANSWERED: usize = 2048;
 
 /// How long after a server was left an answer does not end the pauses before connecting.
@@ -53,10 +53,21 @@ pub(super) struct ReconnectingConnection {
     target: Target,
     /// For commands without an answer.
     room: Arc<Semaphore>,
-    shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
     /// The other connections to the same server, which leave it with this one.
     siblings: Mutex<Vec<Weak<ReconnectingConnection>>>,
+    subscriber: SharedSubscriber,
+    subscription_mode: SubscriptionMode,
+    capabilities: Arc<Capabilities>,
+    live: Mutex<Option<Established>>,
+    /// The subscribed channels; where subscriptions are restored, the channels to restore.
+    channels: Mutex<BTreeSet<String>>,
+    /// When a connection was lost and that was logged, until there is a new one.
+    lost_at: Mutex<Option<Instant>>,
+    /// The latest connection to a server without sharded channels.
+    without_sharded_channels: AtomicU64,
+    /// Tracks which server process the connections lead to, if that matters.
+    run_id_tracker: Option<RunIdTracker>,
 }
 
 /// Where the server of a connection is.
@@ -92,8 +103,8 @@ pub(super) trait MasterResolver: Send + Sync {
     fn is_current(&self, endpoint: &Endpoint) -> bool;
 }
 
-/// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
-/// for the others, and all callers get its outcome.
+/// The current try to connect. It runs in a task of its own: a caller may stop waiting without
+/// restarting it for the others, and all callers get its outcome.
 #[derive(Default)]
 struct Connecting {
     generation: Generation,
@@ -103,7 +114,8 @@ struct Connecting {
     invalidated: Generation,
     /// The resolved address of the connection, or of the one being made, if it can change.
     endpoint: Option<Endpoint>,
-    /// The server of the latest connection, and what distinguishes it from another one at the address.
+    /// The server of the latest connection, and what distinguishes it from another one at the
+    /// address.
     server: (ServerId, Option<String>),
     /// Connections since the latest answer to a step.
     pace: Pace,
@@ -115,23 +127,8 @@ struct Connecting {
 
 type Outcome = Receiver<Result<LiveConnection, ExchangeError>>;
 
-struct Shared {
-    subscriber: SharedSubscriber,
-    subscription_mode: SubscriptionMode,
-    capabilities: Arc<Capabilities>,
-    live: Mutex<Option<Established>>,
-    /// The subscribed channels; where subscriptions are restored, the channels to restore.
-    channels: Mutex<BTreeSet<String>>,
-    /// When a connection was lost and that was logged, until there is a new one.
-    lost_at: Mutex<Option<Instant>>,
-    /// The latest connection to a server without sharded channels.
-    without_sharded_channels: AtomicU64,
-    /// Tracks which server process the connections lead to, if that matters.
-    run_id_tracker: Option<RunIdTracker>,
-}
-
-/// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an old one do not end a
-/// new one.
+/// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an
+/// old one do not end a new one.
 pub(super) type Generation = u64;
 
 /// Reason of the failure to connect to a server that is known to be replaced meanwhile.
@@ -156,6 +153,12 @@ struct Established {
     _guard: WireGuard,
 }
 
+impl Established {
+    fn is(&self, generation: Generation) -> bool {
+        self.live.generation == generation
+    }
+}
+
 impl ReconnectingConnection {
     pub(super) fn new(
         config: ConnectionConfig,
@@ -165,23 +168,20 @@ impl ReconnectingConnection {
         capabilities: Arc<Capabilities>,
         run_id_tracker: Option<RunIdTracker>,
     ) -> Arc<ReconnectingConnection> {
-        let shared = Shared {
-            subscriber,
-            subscription_mode,
-            capabilities,
-            live: Mutex::new(None),
-            channels: Mutex::new(BTreeSet::new()),
-            lost_at: Mutex::default(),
-            without_sharded_channels: AtomicU64::new(0),
-            run_id_tracker,
-        };
         Arc::new(ReconnectingConnection {
             config,
             target,
             room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
-            shared: Arc::new(shared),
             connecting: Mutex::default(),
             siblings: Mutex::default(),
+            subscriber,
+            subscription_mode,
+            capabilities,
+            live: Mutex::default(),
+            channels: Mutex::default(),
+            lost_at: Mutex::default(),
+            without_sharded_channels: AtomicU64::new(0),
+            run_id_tracker,
         })
     }
 
@@ -206,7 +206,7 @@ impl ReconnectingConnection {
             self.target.clone(),
             subscriber,
             SubscriptionMode::Reports,
-            self.shared.capabilities.clone(),
+            self.capabilities.clone(),
             None,
         );
         let mut siblings = self.siblings.lock();
@@ -216,20 +216,21 @@ impl ReconnectingConnection {
         reports
     }
 
-    /// Records that another server has replaced the earlier one. It is connected to without a pause.
+    /// Records that another server has replaced the earlier one. It is connected to without a
+    /// pause.
     pub(super) fn report_failover(&self) {
         let mut connecting = self.connecting.lock();
         connecting.pace.reset();
         connecting.retry.notify_waiters();
         drop(connecting);
-        if let Some(run_id_tracker) = &self.shared.run_id_tracker {
+        if let Some(run_id_tracker) = &self.run_id_tracker {
             run_id_tracker.report_replaced();
         }
     }
 
     /// Records which server process a new connection leads to.
     async fn record_run_id(&self, live: LiveConnection) {
-        let Some(run_id_tracker) = &self.shared.run_id_tracker else {
+        let Some(run_id_tracker) = &self.run_id_tracker else {
             return;
         };
         let current = match &self.target {
@@ -248,9 +249,10 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Returns the current connection or makes a new one. Concurrent callers share one try to connect.
+    /// Returns the current connection or makes a new one. Concurrent callers share one try to
+    /// connect.
     pub(super) async fn get_or_connect(self: &Arc<Self>) -> Result<LiveConnection, ExchangeError> {
-        if let Some(live) = self.shared.live() {
+        if let Some(live) = self.live() {
             return Ok(live);
         }
         let outcome = match self.join_connecting() {
@@ -264,7 +266,7 @@ impl ReconnectingConnection {
 
     /// Records that a step was answered on this connection.
     pub(super) fn record_answer(&self, live: &LiveConnection) {
-        if live.wire.record_answer() && self.shared.is_live(live.generation) {
+        if live.wire.record_answer() && self.is_live(live.generation) {
             let mut connecting = self.connecting.lock();
             // A replica answers reads: each of its connections would be followed by another one at
             // once.
@@ -277,12 +279,12 @@ impl ReconnectingConnection {
 
     /// Returns whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
-        self.shared.live.lock().is_some()
+        self.live.lock().is_some()
     }
 
     /// Returns the address of the current connection.
     pub(super) fn address(&self) -> Option<String> {
-        let live = self.shared.live.lock();
+        let live = self.live.lock();
         live.as_ref().map(|established| established.address.clone())
     }
 
@@ -291,17 +293,17 @@ impl ReconnectingConnection {
         (!self.is_connected()).then(|| self.config.timeout_hint())
     }
 
-    /// Returns the address of the current connection, or of the one being made, if it is known and can
-    /// change.
+    /// Returns the address of the current connection, or of the one being made, if it is known and
+    /// can change.
     pub(super) fn current_endpoint(&self) -> Option<Endpoint> {
         self.connecting.lock().endpoint.clone()
     }
 
-    /// Joins the current try to connect or starts one, and returns its pending outcome as the error. Returns the
-    /// connection if it was just made.
+    /// Joins the current try to connect or starts one, and returns its pending outcome as the
+    /// error. Returns the connection if it was just made.
     fn join_connecting(self: &Arc<Self>) -> Result<LiveConnection, Outcome> {
         let mut connecting = self.connecting.lock();
-        if let Some(live) = self.shared.live() {
+        if let Some(live) = self.live() {
             return Ok(live);
         }
         if let Some(outcome) = &connecting.outcome
@@ -343,7 +345,10 @@ impl ReconnectingConnection {
         Err(outcome)
     }
 
-    async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
+    async fn connect(
+        self: &Arc<Self>,
+        generation: Generation,
+    ) -> Result<LiveConnection, ExchangeError> {
         let (address, endpoint) = match &self.target {
             Target::Fixed(address) | Target::Replicated(address) => (address.clone(), None),
             Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
@@ -357,9 +362,9 @@ impl ReconnectingConnection {
                 (Address::Tcp(endpoint.clone()), Some(endpoint))
             }
         };
-        let on_push = push_handler(Arc::downgrade(&self.shared), generation);
-        let metrics = self.shared.subscriber.metrics();
-        let mode = self.shared.subscription_mode;
+        let on_push = self.push_handler(generation);
+        let metrics = self.subscriber.metrics();
+        let mode = self.subscription_mode;
         let connecting = self.config.connect(&address, metrics, on_push, mode);
         let (guard, protocol) = connecting.await?;
         let mut live = LiveConnection {
@@ -374,13 +379,13 @@ impl ReconnectingConnection {
                     "reports of changed keys require RESP3, which it does not support".into();
                 return Err(Error::UnsupportedServer { reason }.into());
             }
-            self.shared.capabilities.record_subscribes_apart();
+            self.capabilities.record_subscribes_apart();
         }
         let mut leads_to_master = true;
         let identity = match &self.target {
             Target::Fixed(address) => Some(address.to_string()),
             Target::Replicated(_) => {
-                let (run_id, role) = tokio::join!(query_run_id(&live), query_role(&live));
+                let (run_id, role) = tokio::join!(query_run_id(&live), live.ask(&["ROLE"]));
                 // A server that does not tell counts as one.
                 leads_to_master = role?.elements().and_then(role_of) != Some("slave");
                 run_id?
@@ -407,6 +412,14 @@ impl ReconnectingConnection {
         Ok(live)
     }
 
+    fn push_handler(self: &Arc<Self>, generation: Generation) -> PushHandler {
+        let connection = Arc::downgrade(self);
+        Box::new(PushReceiver {
+            connection,
+            generation,
+        })
+    }
+
     /// Returns whether this connection leads to the same server as the one with this id did.
     pub(super) fn leads_to(&self, server: ServerId) -> bool {
         self.connecting.lock().server.0 == server
@@ -424,17 +437,13 @@ impl ReconnectingConnection {
     /// Subscribes to all restored channels, and then makes the connection available.
     async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
         let live = established.live.clone();
-        let restored: BTreeSet<String> = match self.shared.subscription_mode {
-            SubscriptionMode::Restored if self.shared.capabilities.subscribes_apart() => {
-                self.shared.end_all_channels();
-                BTreeSet::new()
+        let mut restored = BTreeSet::new();
+        if self.subscription_mode == SubscriptionMode::Restored {
+            match self.capabilities.subscribes_apart() {
+                true => self.end_all_channels(),
+                false => restored.clone_from(&self.channels.lock()),
             }
-            SubscriptionMode::Restored => self.shared.channels.lock().clone(),
-            SubscriptionMode::Unrestored
-            | SubscriptionMode::Sharded
-            | SubscriptionMode::Apart
-            | SubscriptionMode::Reports => BTreeSet::new(),
-        };
+        }
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
             let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
@@ -446,30 +455,30 @@ impl ReconnectingConnection {
             if connecting.invalidated >= live.generation {
                 return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
             }
-            let channels = self.shared.channels.lock();
+            let channels = self.channels.lock();
             let unwanted = restored.difference(&channels).map(String::as_str);
             let unwanted: Vec<&str> = unwanted.collect();
-            // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
-            // wanted again is subscribed to behind that.
+            // Before the first use, also end subscriptions that have become unwanted meanwhile. A
+            // channel that becomes wanted again is subscribed to behind that.
             if !unwanted.is_empty() {
-                let mode = self.shared.subscription_mode;
+                let mode = self.subscription_mode;
                 drop(live.send(subscribing(false, mode, &unwanted), None));
             }
-            *self.shared.live.lock() = Some(established);
+            *self.live.lock() = Some(established);
         }
         // Nobody else notices an end that came before the connection was live.
         if live.wire.has_ended() {
             self.discard(&live);
             return Err(live.ended(false));
         }
-        self.shared.on_connected(&address);
+        self.on_connected(&address);
         Ok(())
     }
 
     /// Makes every later connection subscribe to a channel, where subscriptions are restored.
     pub(super) fn subscribe_on_reconnect(&self, channel: &str) {
-        if self.shared.subscription_mode == SubscriptionMode::Restored {
-            self.shared.record_subscription(channel);
+        if self.subscription_mode == SubscriptionMode::Restored {
+            self.record_subscription(channel);
         }
     }
 
@@ -480,7 +489,7 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         let room = self.room().await;
         let live = self.get_or_connect().await?;
-        self.record_subscribing(&live, channel)?;
+        self.record_subscribing(live.generation, channel)?;
         let subscribed = self.set_subscribed(&live, true, channel, room).await;
         self.subscribed(channel, &subscribed);
         subscribed?;
@@ -488,34 +497,26 @@ impl ReconnectingConnection {
         Ok(())
     }
 
-    /// Records that a channel is about to be subscribed to, so that the subscription can be ended if the caller goes away.
-    pub(super) fn record_subscribing(
-        &self,
-        live: &LiveConnection,
-        channel: &str,
-    ) -> Result<(), ExchangeError> {
-        self.shared.record_subscription_on(live.generation, channel)
-    }
-
     /// Handles the answer to a subscription.
     pub(super) fn subscribed(&self, channel: &str, answer: &Result<(), ExchangeError>) {
         use ExchangeError::{Busy, NotExecuted, Unanswered};
-        // Refused here, so there is nothing to end, and nothing to restore on later connections. A failure that passes
-        // changes nothing: others may have subscribed before, and what is recorded ends with its last waiter.
+        // Refused here, so there is nothing to end, and nothing to restore on later connections. A
+        // failure that passes changes nothing: others may have subscribed before, and what is
+        // recorded ends with its last waiter.
         if !matches!(
             answer,
             Ok(()) | Err(Unanswered(_) | NotExecuted(_) | Busy(_))
         ) {
-            self.shared.channels.lock().remove(channel);
+            self.channels.lock().remove(channel);
         }
     }
 
     /// Ends the subscription of a channel, if there may be one, here and on the current connection.
     pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), ExchangeError> {
-        if !self.shared.channels.lock().remove(channel) {
+        if !self.channels.lock().remove(channel) {
             return Ok(());
         }
-        match self.shared.live() {
+        match self.live() {
             Some(live) => self.set_subscribed(&live, false, channel, None).await,
             None => Ok(()),
         }
@@ -529,91 +530,64 @@ impl ReconnectingConnection {
         channel: &str,
         room: Option<Room>,
     ) -> Result<(), ExchangeError> {
-        let mode = match self.shared.subscription_mode {
+        let mode = match self.subscription_mode {
             SubscriptionMode::Sharded if self.lacks_sharded_channels(live.generation) => {
                 SubscriptionMode::Unrestored
             }
             mode => mode,
         };
         let how = |mode| subscribing(subscribed, mode, &[channel]);
-        let mut sending = live.send(how(mode), room);
-        let mut answer = live.answer(sending).await?;
+        let mut answer = live.answer(live.send(how(mode), room)).await?;
         if let Some(error) = &answer
             && mode == SubscriptionMode::Sharded
             && is_unknown_command(&error.to_string())
         {
-            let newest = &self.shared.without_sharded_channels;
+            let newest = &self.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
-            sending = live.send(how(SubscriptionMode::Unrestored), None);
-            answer = live.answer(sending).await?;
+            let subscribe = how(SubscriptionMode::Unrestored);
+            answer = live.answer(live.send(subscribe, None)).await?;
         }
         accepted(answer)
     }
 
-    /// Handles that the server runs no commands on this connection, because it has subscriptions: from now on they have one of
-    /// their own. Their waiters ask again.
+    /// Handles that the server runs no commands on this connection, because it has subscriptions:
+    /// from now on they have one of their own. Their waiters ask again.
     pub(super) fn subscribe_apart(&self, live: &LiveConnection) {
-        self.shared.subscribe_apart();
+        self.record_subscribes_apart();
         self.leave(live);
     }
 
-    /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
-    /// another connection.
+    /// Handles that a connection with subscriptions runs no commands. The waiters ask again.
+    fn record_subscribes_apart(&self) {
+        self.capabilities.record_subscribes_apart();
+        self.end_all_channels();
+    }
+
+    /// Returns whether the server of this connection is known to have no sharded channels. An
+    /// updated server has another connection.
     fn lacks_sharded_channels(&self, generation: Generation) -> bool {
-        self.shared.without_sharded_channels.load(Ordering::Relaxed) == generation
+        self.without_sharded_channels.load(Ordering::Relaxed) == generation
     }
 
     /// Returns whether there is a connection to a server that is known to have no sharded channels.
     pub(super) fn is_without_sharded_channels(&self) -> bool {
-        let live = self.shared.live.lock();
-        let generation = live.as_ref().map(|established| established.live.generation);
-        generation.is_some_and(|generation| self.lacks_sharded_channels(generation))
+        let live = self.live.lock();
+        live.as_ref()
+            .is_some_and(|established| self.lacks_sharded_channels(established.live.generation))
     }
 
-    /// Ends all subscriptions if one of these channels belongs to another node now. A server with sharded channels does
-    /// that by itself.
+    /// Ends all subscriptions if one of these channels belongs to another node now. A server with
+    /// sharded channels does that by itself.
     pub(super) fn end_moved_subscriptions(&self, has_moved: impl Fn(&str) -> bool) {
-        if self.is_without_sharded_channels()
-            && self
-                .shared
-                .channels
-                .lock()
-                .iter()
-                .any(|channel| has_moved(channel))
-        {
+        let has_moved = |channel: &String| has_moved(channel);
+        if self.is_without_sharded_channels() && self.channels.lock().iter().any(has_moved) {
             self.invalidate();
         }
     }
 
-    /// Sends a command, and waits for its answer. An error reply is an error.
-    pub(super) async fn query(
-        &self,
-        live: &LiveConnection,
-        cmd: &Cmd,
-    ) -> Result<ScriptReply, ExchangeError> {
-        match self.query_node(live, cmd, Preamble::None, None).await? {
-            ScriptReply::Error(error) => Err(ExchangeError::from_reply(&error, "")),
-            answer => Ok(answer),
-        }
-    }
-
-    /// Sends a command behind a preamble, and waits for its answer, which may be an error reply.
-    pub(super) async fn query_node(
-        &self,
-        live: &LiveConnection,
-        cmd: &Cmd,
-        preamble: Preamble,
-        room: Option<Room>,
-    ) -> Result<ScriptReply, ExchangeError> {
-        match preamble {
-            Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd, room)).await,
-            preamble => live.reply(live.start(cmd, preamble, room)).await,
-        }
-    }
-
-    /// Sends one command so that the server reports later changes of its keys. Each time from the start, because a new
-    /// connection starts without.
-    async fn query_with_tracking(
+    /// Sends one command so that the server reports later changes of its keys. Each time from the
+    /// start, because a new connection starts without.
+    pub(super) async fn query_tracked(
         &self,
         live: &LiveConnection,
         cmd: &Cmd,
@@ -625,7 +599,7 @@ impl ReconnectingConnection {
         let [on, next, sent] = live.wire.send_all(commands, room);
         let asked = async { Ok([live.reply(on).await?, live.reply(next).await?]) };
         let asked: Result<_, ExchangeError> = asked.await;
-        if let Some(run_id_tracker) = &self.shared.run_id_tracker {
+        if let Some(run_id_tracker) = &self.run_id_tracker {
             run_id_tracker.tracked(asked.as_ref().ok().map(|answers| answers.as_slice()));
         }
         live.reply(sent).await
@@ -641,17 +615,18 @@ impl ReconnectingConnection {
 
     /// Returns whether the server is asked to report changes of keys, on this connection.
     pub(super) fn is_tracking(&self, live: &LiveConnection) -> bool {
-        let run_id_tracker = self.shared.run_id_tracker.as_ref();
+        let run_id_tracker = self.run_id_tracker.as_ref();
         live.has_resp3 && run_id_tracker.is_some_and(RunIdTracker::is_tracking)
     }
 
     /// Stops using this connection, in any state. A connection that has replaced it stays in use.
     pub(super) fn discard(&self, live: &LiveConnection) {
-        drop(self.shared.detach(live.generation));
+        drop(self.detach(live.generation));
     }
 
     /// Stops using this connection, because its server is a replica: the next one may lead to the
-    /// master. Its siblings leave that server, too: waiters must not go on listening where no messages may arrive.
+    /// master. Its siblings leave that server, too: waiters must not go on listening where no
+    /// messages may arrive.
     pub(super) fn leave_replica(&self, live: &LiveConnection) {
         // A late refusal says nothing about the server of the next connection.
         if !self.leave(live) {
@@ -667,19 +642,19 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Makes the siblings leave their server after this connection was made, if this one may lead to another: that of before
-    /// may be cut off, and no longer tell its waiters anything.
+    /// Makes the siblings leave their server after this connection was made, if this one may lead
+    /// to another: that of before may be cut off, and no longer tell its waiters anything.
     fn take_siblings_along(&self) {
         let server = self.identity();
-        let with_attempts = self.shared.subscription_mode == SubscriptionMode::Restored;
+        let with_attempts = self.subscription_mode == SubscriptionMode::Restored;
         for sibling in self.siblings() {
             if sibling.identity() != server {
                 self.slow_down();
                 sibling.slow_down();
                 sibling.leave_current();
-            } else if with_attempts && sibling.shared.subscription_mode == SubscriptionMode::Apart {
-                // Not every address tells which server it leads to. So subscriptions are renewed with the attempts, as if they
-                // were on one connection.
+            } else if with_attempts && sibling.subscription_mode == SubscriptionMode::Apart {
+                // Not every address tells which server it leads to. So subscriptions are renewed
+                // with the attempts, as if they were on one connection.
                 sibling.leave_current();
             }
         }
@@ -695,22 +670,22 @@ impl ReconnectingConnection {
         self.connecting.lock().server.1.clone()
     }
 
-    /// Keeps answers from ending the pauses before connecting for a while: the next connection may lead to a replica, or to a
-    /// server that is left again.
+    /// Keeps answers from ending the pauses before connecting for a while: the next connection may
+    /// lead to a replica, or to a server that is left again.
     fn slow_down(&self) {
         self.connecting.lock().left_at = Some(Instant::now());
     }
 
     fn leave_current(&self) {
-        if let Some(live) = self.shared.live() {
+        if let Some(live) = self.live() {
             self.leave(&live);
         }
     }
 
-    /// Stops using this connection. What was sent on it is still answered: else its callers would not know whether this
-    /// server refused that. Returns whether it was in use.
+    /// Stops using this connection. What was sent on it is still answered: else its callers would
+    /// not know whether this server refused that. Returns whether it was in use.
     fn leave(&self, live: &LiveConnection) -> bool {
-        let Some(dead) = self.shared.detach(live.generation) else {
+        let Some(dead) = self.detach(live.generation) else {
             return false;
         };
         let limit = self.config.connect_timeout;
@@ -718,7 +693,8 @@ impl ReconnectingConnection {
             let answered = async {
                 let wire = &dead.live.wire;
                 while !wire.is_idle() {
-                    // Behind all that is sent by now; steps that waited to be packed come behind it.
+                    // Behind all that is sent by now; steps that waited to be packed come behind
+                    // it.
                     wire.send(&Cmd::of(&["PING"])).await;
                 }
             };
@@ -728,8 +704,8 @@ impl ReconnectingConnection {
         true
     }
 
-    /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
-    /// for an answer on it, fails.
+    /// Stops using the connection, in any state, including a pending one. Everything that waits for
+    /// it, or for an answer on it, fails.
     pub(super) fn invalidate(&self) {
         let mut connecting = self.connecting.lock();
         // The task may be too far to be aborted.
@@ -739,21 +715,105 @@ impl ReconnectingConnection {
             task.abort();
         }
         drop(connecting);
-        let generation = self.shared.live().map(|live| live.generation);
-        if let Some(generation) = generation {
-            drop(self.shared.detach(generation));
+        if let Some(live) = self.live() {
+            self.discard(&live);
         }
     }
-}
 
-/// The commands that are sent directly before another one, and affect it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Preamble {
-    None,
-    /// The node does not own the slot yet, but the slot's owner has redirected to it (ASK).
-    Asking,
-    /// The server is asked to report it if another client changes the keys of the command.
-    Tracking,
+    fn live(&self) -> Option<LiveConnection> {
+        let live = self.live.lock();
+        live.as_ref().map(|established| established.live.clone())
+    }
+
+    fn is_live(&self, generation: Generation) -> bool {
+        let live = self.live.lock();
+        live.as_ref().is_some_and(|live| live.is(generation))
+    }
+
+    fn record_subscription(&self, channel: &str) {
+        let mut channels = self.channels.lock();
+        if !channels.contains(channel) {
+            channels.insert(channel.to_owned());
+        }
+    }
+
+    /// Records that a channel is about to be subscribed to on this connection, so that the
+    /// subscription can be ended if the caller goes away. (Where subscriptions are restored, that
+    /// is recorded before.) Fails if the connection, with its subscriptions, has ended meanwhile.
+    pub(super) fn record_subscribing(
+        &self,
+        generation: Generation,
+        channel: &str,
+    ) -> Result<(), ExchangeError> {
+        if self.subscription_mode == SubscriptionMode::Restored {
+            return Ok(());
+        }
+        let live = self.live.lock();
+        if live.as_ref().is_none_or(|live| !live.is(generation)) {
+            let reason = "the connection has ended meanwhile";
+            return Err(ExchangeError::not_executed(reason));
+        }
+        self.record_subscription(channel);
+        Ok(())
+    }
+
+    /// Handles a subscription that the server has ended by itself.
+    fn on_server_unsubscribe(&self, channel: &str) {
+        if self.subscription_mode == SubscriptionMode::Sharded
+            && self.channels.lock().remove(channel)
+        {
+            self.subscriber.on_unsubscribed(channel);
+        }
+    }
+
+    /// Handles the end of all subscriptions with their connection.
+    fn end_all_channels(&self) {
+        let ended = std::mem::take(&mut *self.channels.lock());
+        ended
+            .iter()
+            .for_each(|channel| self.subscriber.on_unsubscribed(channel));
+    }
+
+    /// Handles the end of a connection in use: all waiters for its messages must check the store
+    /// again. Returns the connection; dropping it ends a task.
+    fn detach(&self, generation: Generation) -> Option<Established> {
+        let dead = self.live.lock().take_if(|live| live.is(generation));
+        if dead.is_some() {
+            match self.subscription_mode {
+                SubscriptionMode::Restored | SubscriptionMode::Reports => {
+                    self.subscriber.on_disconnect();
+                }
+                SubscriptionMode::Unrestored
+                | SubscriptionMode::Sharded
+                | SubscriptionMode::Apart => self.end_all_channels(),
+            }
+        }
+        dead
+    }
+
+    /// The same for a connection that the network or the server ended. Logged once, not for each
+    /// later failure to connect.
+    fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
+        if let Some(dead) = self.detach(generation)
+            && self.subscription_mode != SubscriptionMode::Reports
+        {
+            *self.lost_at.lock() = Some(Instant::now());
+            tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
+        }
+    }
+
+    /// Records that there is a connection, and logs it if one was lost before.
+    fn on_connected(&self, address: &str) {
+        if let Some(lost) = self.lost_at.lock().take() {
+            let elapsed_ms = lost.elapsed().as_millis();
+            tracing::info!(
+                address,
+                elapsed_ms,
+                "the connection to the store was restored"
+            );
+            self.subscriber.metrics().reconnected();
+        }
+    }
 }
 
 /// The connection was invalidated, or broke, before the answer arrived.
@@ -772,20 +832,35 @@ impl LiveConnection {
         sent
     }
 
-    /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
-    pub(super) fn start(&self, cmd: &Cmd, preamble: Preamble, room: Option<Room>) -> Pending {
+    /// Sends a command. `asking`: the node does not own the slot yet, but the slot's owner has
+    /// redirected to it (ASK).
+    pub(super) fn start(&self, cmd: &Cmd, asking: bool, room: Option<Room>) -> Pending {
         let cmd = (cmd, Expects::Reply);
-        match preamble {
-            Preamble::Asking => {
+        match asking {
+            true => {
                 let asking = (&Cmd::of(&["ASKING"]), Expects::Reply);
                 let [_, sent] = self.wire.send_all([asking, cmd], room);
                 sent
             }
-            Preamble::None | Preamble::Tracking => {
+            false => {
                 let [sent] = self.wire.send_all([cmd], room);
                 sent
             }
         }
+    }
+
+    /// Sends a command, and waits for its answer. An error reply is an error.
+    pub(super) async fn query(&self, cmd: &Cmd) -> Result<ScriptReply, ExchangeError> {
+        match self.reply(self.wire.send(cmd)).await? {
+            ScriptReply::Error(error) => Err(ExchangeError::from_reply(&error, "")),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Asks the server something before a step is sent. The answer may be an error reply.
+    async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
+        let answer = self.reply(self.wire.send(&Cmd::of(words))).await;
+        answer.map_err(ExchangeError::before_the_step)
     }
 
     /// Waits for an answer that is an error, or needs no closer look.
@@ -812,7 +887,8 @@ impl LiveConnection {
         }
     }
 
-    /// Restores subscriptions. One that is refused for good must affect neither the others nor the connection.
+    /// Restores subscriptions. One that is refused for good must affect neither the others nor the
+    /// connection.
     async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
         if self.refused(channels).await?.is_some() {
             for channel in channels {
@@ -824,23 +900,14 @@ impl LiveConnection {
         Ok(())
     }
 
-    /// Subscribes before the connection is used. Returns the error if that is refused for good. Without subscriptions that
-    /// are refused for now, as by a server that runs a long script, the connection is of no use.
+    /// Subscribes before the connection is used. Returns the error if that is refused for good.
+    /// Without subscriptions that are refused for now, as by a server that runs a long script, the
+    /// connection is of no use.
     async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
-        let sent = self.send(
-            subscribing(true, SubscriptionMode::Restored, channels),
-            None,
-        );
-        let answer = self.answer(sent).await;
-        let answer = answer.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-        let is_permanent = |error: &ErrorReply| {
-            matches!(
-                ExchangeError::from_reply(error, ""),
-                ExchangeError::Permanent(_)
-            )
-        };
-        match answer {
-            Some(error) if !is_permanent(&error) => {
+        let subscribe = subscribing(true, SubscriptionMode::Restored, channels);
+        let answer = self.answer(self.send(subscribe, None)).await;
+        match answer.map_err(ExchangeError::before_the_step)? {
+            Some(error) if !ExchangeError::from_reply(&error, "").is_permanent() => {
                 Err(ExchangeError::not_executed(error.to_string()))
             }
             answer => Ok(answer),
@@ -850,20 +917,13 @@ impl LiveConnection {
 
 /// Queries which server process a connection leads to. `None`: the server does not report it.
 async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeError> {
-    let info = live.wire.send(&Cmd::of(&["INFO", "server"]));
-    let info = live.reply(info).await;
-    let info = info.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-    Ok(run_id(&info))
+    Ok(run_id(&live.ask(&["INFO", "server"]).await?))
 }
 
-async fn query_role(live: &LiveConnection) -> Result<ScriptReply, ExchangeError> {
-    let role = live.reply(live.wire.send(&Cmd::of(&["ROLE"]))).await;
-    role.map_err(|failure| ExchangeError::not_executed(failure.reason()))
-}
-
-/// Checks the role of a server that sentinels call the master. It may be a former or a future master.
+/// Checks the role of a server that sentinels call the master. It may be a former or a future
+/// master.
 async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
-    let role = query_role(live).await?;
+    let role = live.ask(&["ROLE"]).await?;
     match &role {
         role if is_role_of_master(role) => Ok(()),
         ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
@@ -885,16 +945,14 @@ fn role_of(reply: &[ScriptReply]) -> Option<&str> {
     reply.first().and_then(ScriptReply::as_text)
 }
 
-/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
+/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that
+/// the address was reused.
 async fn is_of_cluster(
     live: &LiveConnection,
     at: &Endpoint,
     ids: &Mutex<NodeIds>,
 ) -> Result<(), ExchangeError> {
-    let id = live
-        .reply(live.wire.send(&Cmd::of(&["CLUSTER", "MYID"])))
-        .await;
-    let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    let id = live.ask(&["CLUSTER", "MYID"]).await?;
     if let ScriptReply::Error(error) = &id {
         let message = error.to_string();
         return match error.code() {
@@ -924,120 +982,8 @@ impl Connecting {
     }
 }
 
-impl Shared {
-    fn live(&self) -> Option<LiveConnection> {
-        let live = self.live.lock();
-        live.as_ref().map(|established| established.live.clone())
-    }
-
-    fn is_live(&self, generation: Generation) -> bool {
-        let live = self.live.lock();
-        live.as_ref()
-            .is_some_and(|established| established.live.generation == generation)
-    }
-
-    /// Records that a channel is about to be subscribed to.
-    fn record_subscription(&self, channel: &str) {
-        let mut channels = self.channels.lock();
-        if !channels.contains(channel) {
-            channels.insert(channel.to_owned());
-        }
-    }
-
-    /// The same for this connection only, unless subscriptions are restored. Fails if the connection, with its
-    /// subscriptions, has ended meanwhile.
-    fn record_subscription_on(
-        &self,
-        generation: Generation,
-        channel: &str,
-    ) -> Result<(), ExchangeError> {
-        if self.subscription_mode == SubscriptionMode::Restored {
-            return Ok(());
-        }
-        let live = self.live.lock();
-        match &*live {
-            Some(established) if established.live.generation == generation => {
-                self.record_subscription(channel);
-                Ok(())
-            }
-            _ => Err(ExchangeError::not_executed(
-                "the connection has ended meanwhile",
-            )),
-        }
-    }
-
-    /// Handles a subscription that the server has ended by itself.
-    fn on_server_unsubscribe(&self, channel: &str) {
-        if self.subscription_mode == SubscriptionMode::Sharded
-            && self.channels.lock().remove(channel)
-        {
-            self.subscriber.on_unsubscribed(channel);
-        }
-    }
-
-    /// Handles that a connection with subscriptions runs no commands. The waiters ask again.
-    fn subscribe_apart(&self) {
-        self.capabilities.record_subscribes_apart();
-        self.end_all_channels();
-    }
-
-    /// Handles the end of all subscriptions with their connection.
-    fn end_all_channels(&self) {
-        let ended = std::mem::take(&mut *self.channels.lock());
-        ended
-            .iter()
-            .for_each(|channel| self.subscriber.on_unsubscribed(channel));
-    }
-
-    /// Handles the end of a connection in use: all waiters for its messages must check the store again.
-    /// Returns the connection; dropping it ends a task.
-    fn detach(&self, generation: Generation) -> Option<Established> {
-        let dead = self
-            .live
-            .lock()
-            .take_if(|established| established.live.generation == generation);
-        if dead.is_some() {
-            match self.subscription_mode {
-                SubscriptionMode::Restored | SubscriptionMode::Reports => {
-                    self.subscriber.on_disconnect();
-                }
-                SubscriptionMode::Unrestored
-                | SubscriptionMode::Sharded
-                | SubscriptionMode::Apart => self.end_all_channels(),
-            }
-        }
-        dead
-    }
-
-    /// The same for a connection that the network or the server ended. Logged once, not for each later
-    /// failure to connect.
-    fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
-        if let Some(dead) = self.detach(generation)
-            && self.subscription_mode != SubscriptionMode::Reports
-        {
-            let mut lost = self.lost_at.lock();
-            *lost = Some(Instant::now());
-            tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
-        }
-    }
-
-    /// Records that there is a connection, and logs it if one was lost before.
-    fn on_connected(&self, address: &str) {
-        let mut lost = self.lost_at.lock();
-        if let Some(lost) = lost.take() {
-            let elapsed_ms = lost.elapsed().as_millis();
-            tracing::info!(
-                address,
-                elapsed_ms,
-                "the connection to the store was restored"
-            );
-            self.subscriber.metrics().reconnected();
-        }
-    }
-}
-
 /// The connection to a forgotten node ends with its last user.
-impl Drop for Shared {
+impl Drop for ReconnectingConnection {
     fn drop(&mut self) {
         if self.subscription_mode != SubscriptionMode::Restored {
             self.end_all_channels();
@@ -1045,50 +991,47 @@ impl Drop for Shared {
     }
 }
 
-/// Returns the handler of the server's messages.
-fn push_handler(shared: Weak<Shared>, generation: Generation) -> PushHandler {
-    Box::new(PushReceiver { shared, generation })
-}
-
 /// Receives the messages of one connection, and its end.
 struct PushReceiver {
-    shared: Weak<Shared>,
+    connection: Weak<ReconnectingConnection>,
     generation: Generation,
 }
 
 impl super::wire::OnPush for PushReceiver {
     fn on_push(&self, message: &[ScriptReply]) {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(connection) = self.connection.upgrade() else {
             return;
         };
         let generation = self.generation;
         let text = |at: usize| message.get(at).and_then(ScriptReply::as_text);
         match (text(0), text(1)) {
             (Some("message" | "smessage"), Some(channel)) => {
-                // The server of a former connection may have been replaced since. Its messages wake waiters, but
-                // grant nothing.
-                let message = text(2).filter(|_| shared.is_live(generation));
+                // The server of a former connection may have been replaced since. Its messages wake
+                // waiters, but grant nothing.
+                let message = text(2).filter(|_| connection.is_live(generation));
                 let message = message.and_then(|text| text.parse().ok());
-                shared.subscriber.on_message(channel, message.unwrap_or(0));
+                connection
+                    .subscriber
+                    .on_message(channel, message.unwrap_or(0));
             }
             // A connection that was left does not end the subscription of its successor.
-            (Some("sunsubscribe"), Some(channel)) if shared.is_live(generation) => {
-                shared.on_server_unsubscribe(channel);
+            (Some("sunsubscribe"), Some(channel)) if connection.is_live(generation) => {
+                connection.on_server_unsubscribe(channel);
             }
-            // Recorded again, in the server's order: the end of an earlier subscription may have been
-            // received after this one was sent.
+            // Recorded again, in the server's order: the end of an earlier subscription may have
+            // been received after this one was sent.
             (Some("ssubscribe"), Some(channel)) => {
-                let _ = shared.record_subscription_on(generation, channel);
+                let _ = connection.record_subscribing(generation, channel);
             }
             (Some("invalidate"), _) => {
                 let keys = message.get(1).and_then(ScriptReply::elements);
-                match (&shared.run_id_tracker, keys) {
+                match (&connection.run_id_tracker, keys) {
                     (Some(run_id_tracker), keys) => run_id_tracker.report_changed(keys),
                     (None, Some(keys)) => {
                         let keys = keys.iter().filter_map(ScriptReply::as_text);
-                        keys.for_each(|key| shared.subscriber.on_changed(Some(key)));
+                        keys.for_each(|key| connection.subscriber.on_changed(Some(key)));
                     }
-                    (None, None) => shared.subscriber.on_changed(None),
+                    (None, None) => connection.subscriber.on_changed(None),
                 }
             }
             _ => {}
@@ -1096,24 +1039,23 @@ impl super::wire::OnPush for PushReceiver {
     }
 
     fn on_end(&self, error: &WireError) {
-        let Some(shared) = self.shared.upgrade() else {
+        let Some(connection) = self.connection.upgrade() else {
             return;
         };
         if let WireError::Malformed(Malformed {
             is_message: true, ..
         }) = error
         {
-            shared.subscribe_apart();
+            connection.record_subscribes_apart();
         }
         match error {
-            // This client has ended it. Or the runtime has ended, which is no reason for a warning: it is the end of a
-            // program.
-            WireError::Ended => {
-                if shared.detach(self.generation).is_some() {
-                    tracing::debug!("a connection to the store ended with its task");
-                }
+            // This client has ended it. Or the runtime has ended, which is no reason for a warning:
+            // it is the end of a program.
+            WireError::Ended if connection.detach(self.generation).is_some() => {
+                tracing::debug!("a connection to the store ended with its task");
             }
-            error => shared.connection_lost(self.generation, error),
+            WireError::Ended => {}
+            error => connection.connection_lost(self.generation, error),
         }
     }
 }
@@ -1122,8 +1064,7 @@ impl super::wire::OnPush for PushReceiver {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::credentials::Login;
-    use super::super::options::{ConnectOptions, ReplicaSync};
+    use super::super::options::ReplicaSync;
     use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
     use super::*;
     use crate::Client;
@@ -1138,13 +1079,17 @@ mod tests {
                 .command::<(String, u32)>(&["PUBSUB", "NUMSUB", "c"])
                 .1
         };
-        let subscribed = async {
+        within_limit(async {
             while subscribers_of() != subscribers {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-        };
+        })
+        .await;
+    }
+
+    async fn within_limit(work: impl Future<Output = ()>) {
         let limit = Duration::from_secs(30);
-        tokio::time::timeout(limit, subscribed).await.unwrap();
+        tokio::time::timeout(limit, work).await.unwrap();
     }
 
     /// A node that is loading its data may be one of another cluster.
@@ -1172,7 +1117,7 @@ mod tests {
             let node = ReconnectingConnection::new(
                 pubsub.config.clone(),
                 Target::ClusterNode(at, Arc::default()),
-                pubsub.shared.subscriber.clone(),
+                pubsub.subscriber.clone(),
                 SubscriptionMode::Unrestored,
                 Arc::default(),
                 None,
@@ -1212,16 +1157,16 @@ mod tests {
         let later = live.wire.send(&Cmd::of(&["PING"]));
         assert!(live.reply(sent).await.is_ok() && live.reply(later).await.is_ok());
         pubsub.get_or_connect().await.unwrap();
-        let ended = async {
+        within_limit(async {
             while !live.wire.has_ended() {
                 tokio::task::yield_now().await;
             }
-        };
-        let limit = Duration::from_secs(30);
-        tokio::time::timeout(limit, ended).await.unwrap();
+        })
+        .await;
     }
 
-    /// Several requests subscribe to a channel. One of them comes to a connection that has just ended.
+    /// Several requests subscribe to a channel. One of them comes to a connection that has just
+    /// ended.
     #[tokio::test]
     async fn subscription_that_is_not_sent_does_not_end_that_of_another_request() {
         let server = Server::start();
@@ -1241,7 +1186,8 @@ mod tests {
         until_subscribed(&server, 1).await;
     }
 
-    /// A new connection to a server that runs a long script has no subscriptions, so nobody gets it.
+    /// A new connection to a server that runs a long script has no subscriptions, so nobody gets
+    /// it.
     #[tokio::test]
     async fn subscriptions_refused_for_now_are_restored_later() {
         let server = Server::start();
@@ -1274,13 +1220,14 @@ mod tests {
         let request = || attempt(&client, "c", delivery, &progress);
         let limit = Duration::from_millis(50);
         assert!(tokio::time::timeout(limit, request()).await.is_err());
-        assert!(pubsub.shared.channels.lock().is_empty());
+        assert!(pubsub.channels.lock().is_empty());
         drop(all);
         request().await.unwrap();
-        assert_eq!(pubsub.shared.channels.lock().len(), 1);
+        assert_eq!(pubsub.channels.lock().len(), 1);
     }
 
-    /// Of a replica, or of a server that runs nothing beside subscriptions. Its successor may lead elsewhere.
+    /// Of a replica, or of a server that runs nothing beside subscriptions. Its successor may lead
+    /// elsewhere.
     #[tokio::test]
     async fn late_refusal_does_not_end_the_next_connection() {
         let server = Server::start();
@@ -1300,10 +1247,8 @@ mod tests {
 
     #[tokio::test]
     async fn subscriptions_that_become_unwanted_while_connecting_are_ended() {
-        let (server, login) = (Server::start(), Login::default());
+        let (server, config) = (Server::start(), ConnectionConfig::plain());
         let address = Address::Tcp(Endpoint::new("127.0.0.1", server.port()));
-        let options = ConnectOptions::default();
-        let config = ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap();
         let connection = ReconnectingConnection::new(
             config.clone(),
             Target::Fixed(address.clone()),
@@ -1315,7 +1260,7 @@ mod tests {
         for channel in ["kept", "ended", "wanted again"] {
             connection.subscribe_on_reconnect(channel);
         }
-        let on_push = push_handler(Arc::downgrade(&connection.shared), 1);
+        let on_push = connection.push_handler(1);
         let mode = SubscriptionMode::Restored;
         let connecting = config.connect(&address, Metrics::default(), on_push, mode);
         let (guard, _) = connecting.await.unwrap();

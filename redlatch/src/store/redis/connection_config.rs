@@ -100,6 +100,13 @@ impl ConnectionConfig {
         }
     }
 
+    /// Returns how to connect to servers without a login and without TLS.
+    #[cfg(test)]
+    pub(super) fn plain() -> ConnectionConfig {
+        let (login, options) = (Login::default(), ConnectOptions::default());
+        ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap()
+    }
+
     #[cfg(test)]
     pub(super) fn login(&self) -> (Option<&str>, Option<&str>, i64) {
         let Login { username, password } = &self.login;

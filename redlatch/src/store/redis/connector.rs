@@ -33,8 +33,8 @@ impl ConnectionConfig {
         subscription_mode: SubscriptionMode,
     ) -> Result<(WireGuard, Protocol), ExchangeError> {
         let socket = self.socket(address).await?;
-        // Before the connection reads: a server that refuses it says so at once, and that is the answer
-        // to HELLO.
+        // Before the connection reads: a server that refuses it says so at once, and that is the
+        // answer to HELLO.
         let mut credentials = self.credentials().await?;
         let is_apart = subscription_mode == SubscriptionMode::Apart;
         let mut guard = Wire::spawn(socket, metrics, on_push, is_apart);
@@ -52,7 +52,8 @@ impl ConnectionConfig {
         }
         let protocol = greeted?;
         let renewed_after = credentials.and_then(|credentials| credentials.renewed_after);
-        // A connection with subscriptions that carries nothing else ends with its token; the next one logs in.
+        // A connection with subscriptions that carries nothing else ends with its token; the next
+        // one logs in.
         if let Some(after) = renewed_after.filter(|_| !is_apart) {
             let renewing = self.clone().log_in_again(wire, after);
             guard.abort_at_end(tokio::spawn(task(renewing)).abort_handle());
@@ -60,8 +61,8 @@ impl ConnectionConfig {
         Ok((guard, protocol))
     }
 
-    /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
-    /// Checks whether the server is supported.
+    /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of
+    /// this library, and SELECT. Checks whether the server is supported.
     async fn handshake(
         &self,
         wire: &Arc<Wire>,
@@ -148,7 +149,8 @@ impl ConnectionConfig {
         ExchangeError::from_refusal(&command, error)
     }
 
-    /// Checks what the server reports. One that was supported may be replaced by another one at its address for a while.
+    /// Checks what the server reports. One that was supported may be replaced by another one at its
+    /// address for a while.
     fn check(&self, info: &ServerInfo<'_>) -> Result<(), ExchangeError> {
         match info.check(self.standalone) {
             Ok(()) => {
@@ -229,22 +231,18 @@ fn ended(error: &WireError, hint: &str) -> ExchangeError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::credentials::Login;
-    use super::super::options::ConnectOptions;
     use super::*;
 
     /// Its waiters wait through that, as through any outage.
     #[test]
     fn other_server_at_the_address_of_a_supported_one_is_an_outage() {
-        let (login, options) = (Login::default(), ConnectOptions::default());
-        let config = ConnectionConfig::new(&login, 0, &login, None, None, &options);
         let config = ConnectionConfig {
             standalone: true,
-            ..config.unwrap()
+            ..ConnectionConfig::plain()
         };
         let check = |config: &ConnectionConfig, mode: &str, version: &str| {
             let texts = ["server", "redis", "version", version, "mode", mode];
-            let hello = texts.map(|text| ScriptReply::Bytes(text.into()));
+            let hello = texts.map(ScriptReply::from);
             config.check(&ServerInfo::from_hello(&ScriptReply::List(hello.into()))?)
         };
         let others = [

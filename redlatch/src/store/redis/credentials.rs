@@ -76,7 +76,8 @@ impl Credentials {
         self
     }
 
-    /// Returns the command that logs in. Without a username it has one argument, which servers without users understand, too.
+    /// Returns the command that logs in. Without a username it has one argument, which servers
+    /// without users understand, too.
     pub(super) fn auth(&self) -> Cmd {
         let mut auth = Cmd::of(&["AUTH"]);
         self.username
@@ -121,9 +122,7 @@ impl Provider {
             })
         }))
     }
-}
 
-impl Provider {
     pub(super) fn ask(&self) -> Boxed<'static, Result<Credentials, Cause>> {
         (self.0)()
     }

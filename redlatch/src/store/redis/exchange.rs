@@ -1,4 +1,5 @@
-//! An exchange: one command and its answer, sent to the node of a key, redirected, and repeated until its deadline.
+//! An exchange: one command and its answer, sent to the node of a key, redirected, and repeated
+//! until its deadline.
 
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
@@ -7,19 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
-use super::connection::{
-    LiveConnection, Preamble, ReconnectingConnection, accepted, is_role_of_master,
-};
+use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
 use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
 use super::replicas::Replicas;
 use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::{Batchable, ErrorReply, Script, ScriptReply, Step};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progress, Route};
@@ -28,7 +27,7 @@ use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progre
 const MAX_REDIRECTIONS: usize = 8;
 
 /// One command, and how to send it.
-pub(super) struct CommandRequest<'a> {
+pub(in crate::store) struct CommandRequest<'a> {
     topology: &'a Topology,
     cmd: PooledCmd,
     /// The script that the command runs by its SHA, if any.
@@ -49,7 +48,7 @@ pub(super) struct CommandRequest<'a> {
 }
 
 /// The answer to a command, before it is decoded.
-pub(super) type RawAnswer = Answer<ScriptReply>;
+pub(in crate::store) type RawAnswer = Answer<ScriptReply>;
 
 impl<'a> CommandRequest<'a> {
     pub(super) fn new(
@@ -72,7 +71,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Returns the request that runs a step by the SHA of its script.
-    pub(super) fn for_step<R: Send>(
+    pub(in crate::store) fn for_step<R: Send>(
         topology: &'a Topology,
         step: &'a Step<'_, R>,
         channel: Option<&'a str>,
@@ -108,7 +107,8 @@ impl<'a> CommandRequest<'a> {
 
     /// Repeats the exchange until there is an answer or the response timeout has passed.
     ///
-    /// Boxed, so that all futures that send steps are small: most of their time they wait for something else.
+    /// Boxed, so that all futures that send steps are small: most of their time they wait for
+    /// something else.
     pub(super) fn send_with_retries(
         self,
         response_timeout: Duration,
@@ -151,7 +151,60 @@ impl<'a> CommandRequest<'a> {
         })
     }
 
-    pub(super) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
+    /// Makes exchanges until one may have had an effect, or the response timeout has passed. `what`
+    /// names the step in the error for a missing answer, for which this waits `answered_within`.
+    pub(in crate::store) async fn send_at_most_once(
+        &self,
+        what: &'static str,
+        response_timeout: Duration,
+        answered_within: Duration,
+    ) -> Result<RawAnswer> {
+        check_runtime()?;
+        let progress = self.progress;
+        let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
+            step: what,
+            reason,
+            source,
+        };
+        let mut retry = Retry::with_timeout(response_timeout);
+        let answer_timeout = answered_within.max(response_timeout);
+        loop {
+            let mut sending = pin!(self.send());
+            let answered = match progress
+                .with_timeout(retry.started, response_timeout, sending.as_mut())
+                .await
+            {
+                Some(answered) => answered,
+                None => {
+                    self.topology.request_refresh();
+                    if !progress.was_sent() {
+                        return Err(retry.deadline_error(self.timeout_hint(), progress));
+                    }
+                    let from = progress.timeout_start().unwrap_or(retry.started);
+                    let answered_by = from.max(retry.started) + answer_timeout;
+                    let late = |_| unknown(format!("no answer within {answer_timeout:?}").into());
+                    timeout_at(answered_by, sending).await.map_err(late)?
+                }
+            };
+            match answered {
+                Ok(answer) => {
+                    progress.record_answer();
+                    return Ok(answer);
+                }
+                Err(ExchangeError::Unanswered(cause)) => return Err(unknown(cause)),
+                Err(failure) => {
+                    progress.mark_unsent();
+                    let limits = self.limits();
+                    retry.pause_after(failure, &limits.outage, progress).await?;
+                    if retry.remaining().is_zero() {
+                        return Err(retry.deadline_error(None, progress));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(in crate::store) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
         check_runtime()?;
         match timeout(limit, pin!(self.send())).await {
             Ok(answer) => answer.map_err(ExchangeError::into_error),
@@ -163,7 +216,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
-    pub(super) fn timeout_hint(&self) -> Option<&'static str> {
+    fn timeout_hint(&self) -> Option<&'static str> {
         match self.node {
             Some(node) => node.timeout_hint(),
             None => self.topology.timeout_hint(self.key),
@@ -171,7 +224,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Returns the limits of the node, as far as it is known locally.
-    pub(super) fn limits(&self) -> Arc<NodeLimits> {
+    fn limits(&self) -> Arc<NodeLimits> {
         match self.node {
             Some(node) => node.limits.clone(),
             None => self.topology.limits(self.key),
@@ -186,7 +239,8 @@ impl<'a> CommandRequest<'a> {
             Some(node) => node,
             None => {
                 resolved = match route {
-                    // Another node may not have the acquisition. Only this one knows whether its slot has moved away.
+                    // Another node may not have the acquisition. Only this one knows whether its
+                    // slot has moved away.
                     Route::AcquisitionsOf(server) => {
                         self.topology.node_of(server).ok_or_else(replaced)?
                     }
@@ -197,8 +251,8 @@ impl<'a> CommandRequest<'a> {
         };
         let mut importing = false;
         let mut asked: SmallVec<[NodeId; 4]> = SmallVec::new();
-        // If an earlier try was not answered, the store may have applied it. A refusal of this try does
-        // not change that.
+        // If an earlier try was not answered, the store may have applied it. A refusal of this try
+        // does not change that.
         let was_sent_before = self.progress.was_sent();
         for _ in 0..MAX_REDIRECTIONS {
             let answered = self.send_to(node, route, importing).await;
@@ -262,8 +316,8 @@ impl<'a> CommandRequest<'a> {
         ))
     }
 
-    /// Makes one exchange with this node, in a span if that is enabled. Its fields follow the conventions of OpenTelemetry for
-    /// database clients.
+    /// Makes one exchange with this node, in a span if that is enabled. Its fields follow the
+    /// conventions of OpenTelemetry for database clients.
     async fn send_to(
         &self,
         node: &Node,
@@ -273,9 +327,9 @@ impl<'a> CommandRequest<'a> {
         let span = tracing::trace_span!(
             "exchange",
             otel.kind = "client",
-            otel.name = self.operation(),
+            otel.name = self.cmd.name(),
             db.system.name = "redis",
-            db.operation.name = self.operation(),
+            db.operation.name = self.cmd.name(),
             db.operation.parameter.key = self.key,
             error.type = tracing::field::Empty,
         );
@@ -290,12 +344,8 @@ impl<'a> CommandRequest<'a> {
         answered
     }
 
-    /// Returns the name of the command.
-    fn operation(&self) -> &str {
-        self.cmd.name()
-    }
-
-    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
+    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it
+    /// back.
     async fn exchange_with(
         &self,
         node: &Node,
@@ -314,15 +364,15 @@ impl<'a> CommandRequest<'a> {
                 None => self.acquire_attempt_permit(node).await?,
             };
         }
-        // If an attempt is dropped without an answer, its permit passes to the task that settles it. An
-        // inspection needs no settling, so its permit is released when this returns.
+        // If an attempt is dropped without an answer, its permit passes to the task that settles
+        // it. An inspection needs no settling, so its permit is released when this returns.
         if self.delivery.replicate
             && let Some(permit) = permit.take()
         {
             self.progress.keep_permit(permit);
         }
-        // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
-        // complete; waiters then retry. The target node would refuse them.
+        // While a slot moves, its subscriptions stay at the source node, which ends them when the
+        // move is complete; waiters then retry. The target node would refuse them.
         let channel = self.channel.filter(|_| !importing);
         // Before anything is recorded: what waits for room leaves no subscription to end.
         let room = match self.delivery.waits_for_room {
@@ -346,25 +396,18 @@ impl<'a> CommandRequest<'a> {
         {
             return Err(replaced());
         }
-        let replicas = node.replicas.as_ref();
-        let replicas = replicas.filter(|_| self.delivery.replicate);
         let channel = channel.filter(|_| same_connection);
-        let context = SendContext {
+        let replicas = node.replicas.as_ref();
+        let sender = Sender {
+            request: self,
             connection,
-            preamble: match importing {
-                true => Preamble::Asking,
-                false if self.delivery.tracked && connection.is_tracking(&live) => {
-                    Preamble::Tracking
-                }
-                false => Preamble::None,
-            },
-            replicas,
-            topology: self.topology,
-            progress: self.progress,
+            live: &live,
+            importing,
+            tracked: !importing && self.delivery.tracked && connection.is_tracking(&live),
+            replicas: replicas.filter(|_| self.delivery.replicate),
         };
-        let (mut answer, mut sent_at, mut confirmation) = context
-            .send(&live, &self.cmd, self.batchable, channel, room)
-            .await?;
+        let sending = sender.send(&self.cmd, self.batchable, channel, room);
+        let (mut answer, mut sent_at, mut confirmation) = sending.await?;
         if let ScriptReply::Error(error) = &answer
             && error.code() == "NOSCRIPT"
             && let Some(script) = self.script
@@ -372,19 +415,18 @@ impl<'a> CommandRequest<'a> {
             // A new or flushed server. EVAL loads the script for later.
             let eval = self.with_source(script);
             (answer, sent_at, confirmation) =
-                Box::pin(context.send(&live, &eval, None, None, None)).await?;
+                Box::pin(sender.send(&eval, None, None, None)).await?;
         }
         match answer {
             ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
             reply => {
-                let server = live.server;
                 connection.record_answer(&live);
                 Ok(Answer {
                     reply,
                     sent_at,
                     repeated: false,
                     confirmation,
-                    server,
+                    server: live.server,
                 })
             }
         }
@@ -423,8 +465,8 @@ impl<'a> CommandRequest<'a> {
         connections.find(|connection| !connection.is_connected())
     }
 
-    /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a permit: all
-    /// wait for one try to connect, and fail together if that fails.
+    /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a
+    /// permit: all wait for one try to connect, and fail together if that fails.
     ///
     /// Boxed: few attempts wait.
     fn acquire_attempt_permit<'b>(
@@ -469,7 +511,8 @@ impl PooledCmd {
     pub(super) fn new(name: &str) -> PooledCmd {
         // An error means that this thread is ending.
         let spare = SPARE_COMMANDS.try_with(|spare| spare.borrow_mut().pop());
-        // Enough for a step on one object with a long name; only steps on several let the buffer grow.
+        // Enough for a step on one object with a long name; only steps on several let the buffer
+        // grow.
         let spare = spare.ok().flatten();
         let mut cmd = spare.unwrap_or_else(|| Cmd::with_capacity(512));
         cmd.text(name);
@@ -509,45 +552,48 @@ impl DerefMut for PooledCmd {
 }
 
 /// How commands are sent on one connection.
-struct SendContext<'a> {
+struct Sender<'a> {
+    request: &'a CommandRequest<'a>,
     connection: &'a Arc<ReconnectingConnection>,
-    preamble: Preamble,
+    live: &'a LiveConnection,
+    /// Whether the node imports the slot (ASK).
+    importing: bool,
+    /// Whether the server is asked to report later changes of the keys.
+    tracked: bool,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
-    topology: &'a Topology,
-    progress: &'a Progress,
 }
 
 /// The answer to a command, when the command was sent, and the confirmation of the replicas.
 type Sent = (ScriptReply, Instant, Option<Box<Confirmation>>);
 
-impl SendContext<'_> {
-    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
-    /// with others.
+impl Sender<'_> {
+    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round
+    /// trip; or together with others.
     async fn send(
         &self,
-        live: &LiveConnection,
         cmd: &Cmd,
         batchable: Option<&'static Batchable>,
         channel: Option<&str>,
         mut room: Option<Room>,
     ) -> Result<Sent, ExchangeError> {
-        let was_sent_before = self.progress.was_sent();
-        self.progress.mark_sent();
+        let Sender { live, request, .. } = *self;
+        let was_sent_before = request.progress.was_sent();
+        request.progress.mark_sent();
         let mut sent_at = Instant::now();
         if channel.is_some() || self.replicas.is_some() {
             // Boxed, as are other rare paths, so that common futures stay small.
-            let (answer, confirmation) =
-                Box::pin(self.send_pipelined(live, cmd, channel, room)).await?;
+            let (answer, confirmation) = Box::pin(self.send_pipelined(cmd, channel, room)).await?;
             return Ok((answer, sent_at, confirmation));
         }
         if let Some(script) = batchable
-            && self.preamble == Preamble::None
+            && !self.importing
+            && !self.tracked
         {
             let mut step = CancelOnDrop {
                 sent: live.wire.send_step(cmd, script, room.take()),
                 was_sent_before,
-                progress: self.progress,
+                progress: request.progress,
             };
             let answered = (&mut step.sent).await;
             let sent = answered.sent_at.is_some();
@@ -560,35 +606,40 @@ impl SendContext<'_> {
                     sent_at = Instant::now();
                 }
                 ScriptReply::Error(error) if answered.refused && is_cross_slot(error) => {
-                    self.topology.use_slots();
+                    request.topology.use_slots();
                     sent_at = Instant::now();
                 }
                 _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),
             }
         }
-        let answer = self.connection.query_node(live, cmd, self.preamble, room);
-        Ok((answer.await?, sent_at, None))
+        let answer = match self.tracked {
+            true => Box::pin(self.connection.query_tracked(live, cmd, room)).await,
+            false => live.reply(live.start(cmd, self.importing, room)).await,
+        };
+        Ok((answer?, sent_at, None))
     }
 
     async fn send_pipelined(
         &self,
-        live: &LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
         room: Option<Room>,
     ) -> Result<(ScriptReply, Option<Box<Confirmation>>), ExchangeError> {
-        let connection = self.connection;
-        // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
+        let Sender {
+            connection, live, ..
+        } = *self;
+        // One connection keeps order: the step runs after the subscription has started, and WAIT
+        // comes behind the step.
         let (subscribing, step) = match channel {
             Some(channel) => {
-                connection.record_subscribing(live, channel)?;
+                connection.record_subscribing(live.generation, channel)?;
                 let (subscribe, confirmed) =
                     subscribing(true, SubscriptionMode::Restored, &[channel]);
                 let both = [(&subscribe, confirmed), (cmd, Expects::Reply)];
                 let [subscribing, step] = live.wire.send_all(both, room);
                 (Some((channel, subscribing)), step)
             }
-            None => (None, live.start(cmd, self.preamble, room)),
+            None => (None, live.start(cmd, self.importing, room)),
         };
         let confirmation = self
             .replicas
@@ -633,17 +684,14 @@ fn replaced() -> ExchangeError {
     ExchangeError::Unanswered(reason.into())
 }
 
-/// Checks that a node has redirected because the slot has moved away with its keys: then it is still a master. A replica
-/// that took over may not have all keys.
+/// Checks that a node has redirected because the slot has moved away with its keys: then it is
+/// still a master. A replica that took over may not have all keys.
 async fn check_moved_by_master(node: &Node) -> Result<(), ExchangeError> {
     let checked = async {
         let live = node.attempts.get_or_connect().await?;
-        node.attempts.query(&live, &Cmd::of(&["ROLE"])).await
+        live.query(&Cmd::of(&["ROLE"])).await
     };
-    // The step itself was not executed.
-    let role = checked
-        .await
-        .map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    let role = checked.await.map_err(ExchangeError::before_the_step)?;
     match is_role_of_master(&role) {
         true => Ok(()),
         false => Err(replaced()),

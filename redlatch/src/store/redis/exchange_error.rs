@@ -15,8 +15,8 @@ use crate::store::Progress;
 pub(super) enum ExchangeError {
     /// There was no connection, or the server rejected the command for now. It had no effect.
     NotExecuted(Cause),
-    /// The server rejected the command for now and is still the right one. It had no effect. The topology is
-    /// not checked: each check would add load.
+    /// The server rejected the command for now and is still the right one. It had no effect. The
+    /// topology is not checked: each check would add load.
     Busy(String),
     /// The connection broke before the answer arrived. The command may have had its effect.
     Unanswered(Cause),
@@ -54,8 +54,8 @@ impl ExchangeError {
     }
 }
 
-/// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
-/// that the script has caught follows the script line where it happened: `…: -READONLY …`.
+/// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another.
+/// One that the script has caught follows the script line where it happened: `…: -READONLY …`.
 fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     if code != "ERR" && !code.starts_with('@') {
         return code;
@@ -119,8 +119,8 @@ fn contains_any(refusal: &str, texts: &[&str]) -> bool {
     texts.iter().any(|text| refusal.contains(text))
 }
 
-/// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script attempted`, Valkey 9.1
-/// with `Attempted`.
+/// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script
+/// attempted`, Valkey 9.1 with `Attempted`.
 const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 
 impl ExchangeError {
@@ -223,8 +223,18 @@ impl ExchangeError {
         }
     }
 
-    /// Returns the error for a caller that does not retry. (Not an `impl From`: one more for the public type
-    /// would keep the compiler from inferring types in programs.)
+    /// Returns this failure, or another one if the server does not have the command.
+    pub(super) fn if_unknown_command(self, other: impl FnOnce() -> ExchangeError) -> ExchangeError {
+        match &self {
+            ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(reason) => {
+                other()
+            }
+            _ => self,
+        }
+    }
+
+    /// Returns the error for a caller that does not retry. (Not an `impl From`: one more for the
+    /// public type would keep the compiler from inferring types in programs.)
     pub(super) fn into_error(self) -> Error {
         match self {
             ExchangeError::Permanent(error) => error,
@@ -238,6 +248,11 @@ impl ExchangeError {
                 "too many redirects in the cluster, the last one to {to}"
             )),
         }
+    }
+
+    /// Returns the error of a step before which this has failed, so that it was not sent.
+    pub(super) fn before_the_step(self) -> ExchangeError {
+        ExchangeError::not_executed(self.reason())
     }
 
     /// Returns the reason, for a list of several.
@@ -282,9 +297,9 @@ impl Retry {
         self.timeout.saturating_sub(self.started.elapsed())
     }
 
-    /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The failure is
-    /// recorded in `progress`, for a caller that does not wait that long. The pause also grows with the `outage` of the
-    /// node, which outlasts a request, and ends with it.
+    /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The
+    /// failure is recorded in `progress`, for a caller that does not wait that long. The pause also
+    /// grows with the `outage` of the node, which outlasts a request, and ends with it.
     pub(super) async fn pause_after(
         &mut self,
         failure: ExchangeError,
@@ -305,8 +320,8 @@ impl Retry {
         Ok(())
     }
 
-    /// Returns the error when the time limit has passed. `timeout_hint` is the hint for the case that there is
-    /// no connection.
+    /// Returns the error when the time limit has passed. `timeout_hint` is the hint for the case
+    /// that there is no connection.
     pub(super) fn deadline_error(
         &mut self,
         timeout_hint: Option<&str>,
@@ -319,8 +334,8 @@ impl Retry {
     }
 }
 
-/// Returns the error for a call that has waited this long without any failure. `timeout_hint` is the hint for
-/// the case that there is no connection.
+/// Returns the error for a call that has waited this long without any failure. `timeout_hint` is
+/// the hint for the case that there is no connection.
 pub(super) fn timeout_error(after: Duration, timeout_hint: Option<&str>) -> Error {
     match timeout_hint {
         None => Error::ResponseTimeout { after },
@@ -355,77 +370,63 @@ mod tests {
     /// A refusal that does not pass must not look like an outage: a program would wait for its end.
     #[test]
     fn refusals_of_a_handshake_are_permanent_unless_they_pass() {
-        for (command, text, kind) in [
-            (
-                "HELLO",
-                "LOADING Redis is loading the dataset in memory",
-                "not_executed",
-            ),
-            ("HELLO", "ERR max number of clients reached", "not_executed"),
+        let not_executed = [
+            ("HELLO", "LOADING Redis is loading the dataset in memory"),
+            ("HELLO", "ERR max number of clients reached"),
             (
                 "HELLO",
                 "ERR max number of clients + cluster connections reached",
-                "not_executed",
             ),
-            (
-                "HELLO",
-                "MASTERDOWN Link with MASTER is down",
-                "not_executed",
-            ),
-            (
-                "HELLO",
-                "NOPROTO unsupported protocol version",
-                "UnsupportedServer",
-            ),
-            ("HELLO", "ERR unknown command 'HELLO'", "UnsupportedServer"),
-            ("HELLO", "ERR unsupported command", "UnsupportedServer"),
-            (
-                "AUTH",
-                "ERR unknown command 'AUTH', with args beginning with: 's3cret'",
-                "Refused",
-            ),
+            ("HELLO", "MASTERDOWN Link with MASTER is down"),
+        ];
+        let unsupported = [
+            ("HELLO", "NOPROTO unsupported protocol version"),
+            ("HELLO", "ERR unknown command 'HELLO'"),
+            ("HELLO", "ERR unsupported command"),
             (
                 "HELLO",
                 "ERR unknown command `HELLO`, with args beginning with: `AUTH`, `s3cret`",
-                "UnsupportedServer",
             ),
+        ];
+        let failed = [
             (
                 "HELLO",
                 "NOAUTH HELLO must be called with the client already authenticated",
-                "AuthenticationFailed",
             ),
+            ("HELLO", "WRONGPASS invalid username-password pair"),
+        ];
+        let refused = [
             (
-                "HELLO",
-                "WRONGPASS invalid username-password pair",
-                "AuthenticationFailed",
+                "AUTH",
+                "ERR unknown command 'AUTH', with args beginning with: 's3cret'",
             ),
-            (
-                "HELLO",
-                "DENIED Redis is running in protected mode",
-                "Refused",
-            ),
-            ("SELECT 99", "ERR DB index is out of range", "Refused"),
+            ("HELLO", "DENIED Redis is running in protected mode"),
+            ("SELECT 99", "ERR DB index is out of range"),
             (
                 "SELECT 3",
                 "NOPERM this user has no permissions to run the 'select' command",
-                "Refused",
             ),
-            ("SELECT 3", "ERR unknown command 'SELECT'", "Refused"),
+            ("SELECT 3", "ERR unknown command 'SELECT'"),
+        ];
+        for (kind, refusals) in [
+            ("not_executed", &not_executed[..]),
+            ("UnsupportedServer", &unsupported),
+            ("AuthenticationFailed", &failed),
+            ("Refused", &refused),
         ] {
-            let failure = ExchangeError::from_refusal(command, &ErrorReply::new(text.into()));
-            let error = match failure {
-                ExchangeError::Permanent(error) => error,
-                failure => {
+            for (command, text) in refusals {
+                let failure = ExchangeError::from_refusal(command, &ErrorReply::new(*text));
+                let ExchangeError::Permanent(error) = failure else {
                     assert_eq!(failure.kind(), kind, "{text}");
                     continue;
+                };
+                assert!(format!("{error:?}").starts_with(kind), "{error:?}");
+                let said = error.to_string();
+                assert!(!said.contains("s3cret"), "{said}");
+                if kind == "Refused" {
+                    let text = text.split(", with").next().unwrap();
+                    assert!(said.contains(command) && said.contains(text), "{said}");
                 }
-            };
-            assert!(format!("{error:?}").starts_with(kind), "{error:?}");
-            let said = error.to_string();
-            assert!(!said.contains("s3cret"), "{said}");
-            if kind == "Refused" {
-                let text = text.split(", with").next().unwrap();
-                assert!(said.contains(command) && said.contains(text), "{said}");
             }
         }
     }

@@ -1,20 +1,24 @@
-//! Decides which server is the master, from the replies of the sentinels, and when to query them again.
+//! Decides which server is the master, from the replies of the sentinels, and when to query them
+//! again.
 //!
-//! 1. The address that most sentinels name counts. Of two addresses with equally many, the one with the later
-//!    failover counts, because some sentinels learn of a failover before others. Of three or more, none counts:
-//!    one is neither the old nor the new master, and it is unknown which.
-//! 2. An answer with an earlier epoch than that of the known master is outdated: the sentinels that gave it have
-//!    missed a failover. It is ignored for [`EARLIER_EPOCH_IGNORED_FOR`], and for as long as the known master
-//!    works unless most of all sentinels give it. (Sentinels that were set up again begin with an earlier epoch.)
-//! 3. A message of a sentinel is received only once, and the query behind it may fail, be late, or reach sentinels
-//!    that have not learned of the failover yet. So a query is never the only one: after each reason the
-//!    sentinels are queried at once and then again and again, after pauses that grow to
+//! 1. The address that most sentinels name counts. Of two addresses with equally many, the one with
+//!    the later failover counts, because some sentinels learn of a failover before others. Of three
+//!    or more, none counts: one is neither the old nor the new master, and it is unknown which.
+//! 2. An answer with an earlier epoch than that of the known master is outdated: the sentinels that
+//!    gave it have missed a failover. It is ignored for [`EARLIER_EPOCH_IGNORED_FOR`], and for as
+//!    long as the known master works unless most of all sentinels give it. (Sentinels that were set
+//!    up again begin with an earlier epoch.)
+//! 3. A message of a sentinel is received only once, and the query behind it may fail, be late, or
+//!    reach sentinels that have not learned of the failover yet. So a query is never the only one:
+//!    after each reason the sentinels are queried at once and then again and again, after pauses
+//!    that grow to
 //!    [`REFRESH_INTERVAL`] and are random, so that clients do not query together. Whether a query
 //!    succeeds makes no difference.
-//! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a series of queries
-//!    only if the last one has ended and nothing failed since. So the load stays low in an outage.
-//! 5. While the latest query has named no master, a connection that needs one does not wait for the next query:
-//!    it asks for one, after pauses that grow to [`LONGEST_WITHOUT_MASTER`].
+//! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a
+//!    series of queries only if the last one has ended and nothing failed since. So the load stays
+//!    low in an outage.
+//! 5. While the latest query has named no master, a connection that needs one does not wait for the
+//!    next query: it asks for one, after pauses that grow to [`LONGEST_WITHOUT_MASTER`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,7 +35,8 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest interval while the sentinels name no master and a connection needs one.
 const LONGEST_WITHOUT_MASTER: Duration = Duration::from_millis(500);
 
-/// How long answers with an earlier epoch are ignored. Sentinels tell each other of a failover every two seconds.
+/// How long answers with an earlier epoch are ignored. Sentinels tell each other of a failover
+/// every two seconds.
 const EARLIER_EPOCH_IGNORED_FOR: Duration = Duration::from_secs(10);
 
 /// What a client knows about the master.
@@ -166,7 +171,8 @@ impl MasterView {
         };
         let mut by_majority = votes * 2 > self.sentinels;
         if let Some(known) = &self.known {
-            // A failover has a later epoch. Of the same epoch, there is another address only at a sentinel of other servers.
+            // A failover has a later epoch. Of the same epoch, there is another address only at a
+            // sentinel of other servers.
             let is_other = epoch == known.epoch && endpoint != known.endpoint && !by_majority;
             let is_outdated = is_other && known.by_majority
                 || epoch < known.epoch && (known.by_majority || !by_majority);
@@ -193,7 +199,8 @@ impl MasterView {
     }
 }
 
-/// Number of queries whose pauses grow: 50 ms, doubled so many times, is more than [`REFRESH_INTERVAL`].
+/// Number of queries whose pauses grow: 50 ms, doubled so many times, is more than
+/// [`REFRESH_INTERVAL`].
 const QUERIES_IN_SERIES: u32 = 7;
 
 /// Returns the answer that counts, and the number of sentinels that gave it.
@@ -242,10 +249,13 @@ mod tests {
     /// Three sentinels, all of which name the server at port 1, with epoch 5.
     fn view(now: Instant) -> MasterView {
         let mut view = MasterView::new(3, now);
-        let all = replies(&[(1, 5), (1, 5), (1, 5)]);
-        let verdict = view.on_replies(all.iter(), false, now);
+        let verdict = answered(&mut view, &[(1, 5), (1, 5), (1, 5)], false, now);
         assert_eq!(verdict, Verdict::Master(at(1)));
         view
+    }
+
+    fn answered(view: &mut MasterView, all: &[(u16, u64)], works: bool, now: Instant) -> Verdict {
+        view.on_replies(replies(all).iter(), works, now)
     }
 
     #[test]
@@ -261,8 +271,8 @@ mod tests {
     #[test]
     fn earlier_epoch_does_not_replace_working_master() {
         use Verdict::{FailedOver, Master, Undecided};
-        // The replies, whether the known master works, the verdict at once, and the verdict on the same replies
-        // when they have been given for as long as earlier epochs are ignored.
+        // The replies, whether the known master works, the verdict at once, and the verdict on the
+        // same replies when they have been given for as long as earlier epochs are ignored.
         type Case<'a> = (&'a [(u16, u64)], bool, Verdict, Verdict);
         let cases: [Case<'_>; 14] = [
             (&[], true, Undecided, Undecided),
@@ -286,17 +296,15 @@ mod tests {
         for (all, works, at_once, later) in cases {
             let now = Instant::now();
             let mut view = view(now);
-            let all = replies(all);
-            assert_eq!(view.on_replies(all.iter(), works, now), at_once, "{all:?}");
-            let before = now + EARLIER_EPOCH_IGNORED_FOR - MILLISECOND;
-            let verdict = view.on_replies(all.iter(), works, before);
+            let mut verdict = |now| answered(&mut view, all, works, now);
+            assert_eq!(verdict(now), at_once, "{all:?}");
             let unchanged = match &at_once {
                 Undecided => Undecided,
                 Master(endpoint) | FailedOver(endpoint) => Master(endpoint.clone()),
             };
-            assert_eq!(verdict, unchanged, "{all:?}");
-            let verdict = view.on_replies(all.iter(), works, now + EARLIER_EPOCH_IGNORED_FOR);
-            assert_eq!(verdict, later, "{all:?}");
+            let end = now + EARLIER_EPOCH_IGNORED_FOR;
+            assert_eq!(verdict(end - MILLISECOND), unchanged, "{all:?}");
+            assert_eq!(verdict(end), later, "{all:?}");
         }
     }
 
@@ -304,10 +312,10 @@ mod tests {
     fn current_answer_between_outdated_ones_restarts_time() {
         let now = Instant::now();
         let mut view = view(now);
-        let (outdated, current) = (replies(&[(2, 1), (2, 1)]), replies(&[(1, 5)]));
+        let (outdated, current): (&[_], &[_]) = (&[(2, 1), (2, 1)], &[(1, 5)]);
         let half = EARLIER_EPOCH_IGNORED_FOR / 2;
-        for (n, all) in (0..).zip([&outdated, &outdated, &current, &outdated, &outdated]) {
-            let verdict = view.on_replies(all.iter(), true, now + half * n);
+        for (n, all) in (0..).zip([outdated, outdated, current, outdated, outdated]) {
+            let verdict = answered(&mut view, all, true, now + half * n);
             assert_eq!(verdict, Verdict::Master(at(1)));
         }
     }
@@ -316,16 +324,13 @@ mod tests {
     fn majority_replaces_what_a_minority_named() {
         let now = Instant::now();
         let mut view = MasterView::new(3, now);
-        let verdict = view.on_replies(replies(&[(9, 1000)]).iter(), false, now);
+        let verdict = answered(&mut view, &[(9, 1000)], false, now);
         assert_eq!(verdict, Verdict::Master(at(9)));
-        let all = replies(&[(9, 1000), (1, 5), (1, 5)]);
-        assert_eq!(
-            view.on_replies(all.iter(), true, now),
-            Verdict::FailedOver(at(1))
-        );
+        let verdict = answered(&mut view, &[(9, 1000), (1, 5), (1, 5)], true, now);
+        assert_eq!(verdict, Verdict::FailedOver(at(1)));
         // A minority that confirms it later takes nothing away from that.
-        view.on_replies(replies(&[(1, 5)]).iter(), true, now);
-        let verdict = view.on_replies(replies(&[(2, 4), (2, 4)]).iter(), true, now);
+        answered(&mut view, &[(1, 5)], true, now);
+        let verdict = answered(&mut view, &[(2, 4), (2, 4)], true, now);
         assert_eq!(verdict, Verdict::Master(at(1)));
     }
 
@@ -343,7 +348,7 @@ mod tests {
             pauses.push(now - before);
             before = now;
             // Whether the query succeeds makes no difference.
-            view.on_replies(replies(&[(1, 5)][pauses.len() % 2..]).iter(), true, now);
+            answered(view, &[(1, 5)][pauses.len() % 2..], true, now);
         }
         pauses
     }
@@ -357,11 +362,11 @@ mod tests {
         let now = begun + Duration::from_secs(60);
         pauses(&mut view, now, true);
         view.on_suspicion(now);
-        view.on_replies(replies(&[(1, 5), (1, 5)]).iter(), true, now);
+        answered(&mut view, &[(1, 5), (1, 5)], true, now);
         let mut longest = MIN_REFRESH_INTERVAL;
         for n in 0..20 {
             view.on_suspicion(now);
-            view.on_replies([].iter(), n % 2 == 0, now);
+            answered(&mut view, &[], n % 2 == 0, now);
             assert!(
                 view.next_query() > now + LONGEST_WITHOUT_MASTER,
                 "no connection needs it"
@@ -371,7 +376,7 @@ mod tests {
             assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
             longest = (longest * 2).min(LONGEST_WITHOUT_MASTER);
         }
-        view.on_replies(replies(&[(1, 5), (1, 5)]).iter(), false, now);
+        answered(&mut view, &[(1, 5), (1, 5)], false, now);
         view.on_needed();
         assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
     }
@@ -392,7 +397,7 @@ mod tests {
         let now = view.queried_at.unwrap() + MIN_REFRESH_INTERVAL;
         view.on_suspicion(now);
         assert_eq!(view.next_query(), now);
-        view.on_replies([].iter(), true, now);
+        answered(&mut view, &[], true, now);
         assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
         // While something fails all the time, that one is the only one.
         let failing = pauses(&mut view, now + minute, true);
@@ -404,14 +409,14 @@ mod tests {
         let now = view.queried_at.unwrap() + MIN_REFRESH_INTERVAL;
         view.on_message(now);
         assert_eq!(view.next_query(), now);
-        view.on_replies([].iter(), true, now);
+        answered(&mut view, &[], true, now);
         assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
         // Also one that was received while the query before was in flight.
         view.on_message(now);
         let before = view.next_query();
         view.on_message(now + MILLISECOND);
         assert!(view.next_query() <= before);
-        view.on_replies([].iter(), true, before);
+        answered(&mut view, &[], true, before);
         assert!(view.next_query() <= before + MIN_REFRESH_INTERVAL);
     }
 }

@@ -31,31 +31,31 @@
 //! exchange_error  pace        errors and retries · pauses in an outage
 //! ```
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout;
 
 pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
 pub(crate) use self::credentials::{Password, Provider};
-use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
-use self::exchange_error::{ExchangeError, Retry};
-use self::node::Node;
+pub(super) use self::exchange::CommandRequest;
+use self::exchange::{PooledCmd, RawAnswer, check_runtime};
+use self::exchange_error::ExchangeError;
+use self::node::{Node, NodeSettings};
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
 pub use self::server_report::ServerReport;
 pub(super) use self::slot::slot;
-use self::topology::Topology;
+pub(super) use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;
 pub use self::url::PublicUrl;
-use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
-use crate::error::{Cause, Error, Result};
+use self::url::{Deployment, ParsedUrl};
+use super::{Cursor, Delivery, Progress, ScanType, SharedSubscriber, Suspects};
+use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::step::{PublishMode, ScriptReply, Step, unexpected_reply};
+use crate::step::{ScriptReply, Step, unexpected_reply};
 
 mod address_map;
 mod capabilities;
@@ -94,73 +94,57 @@ mod wire;
 const SCAN_COUNT: usize = 500;
 
 pub(crate) struct Redis {
-    topology: Topology,
+    pub(super) topology: Topology,
     subscriber: SharedSubscriber,
     pub(super) suspects: Arc<Suspects>,
     pub(super) response_timeout: Duration,
 }
 
 impl Redis {
-    /// Connects, and checks that the servers are supported. Boxed, so that a program does not compile its own copy.
+    /// Connects, and checks that the servers are supported. Boxed, so that a program does not
+    /// compile its own copy.
     pub(crate) fn connect<'a>(
         url: &'a str,
         options: &'a ConnectOptions,
         subscriber: SharedSubscriber,
     ) -> Boxed<'a, Result<Redis>> {
         Box::pin(async move {
-            let settings = options.settings;
-            let response_timeout = settings.response_timeout;
-            // Not repeated: a program that starts up should get the error at once. If no connection can
-            // be made, the connect timeout reports that.
-            let limit = settings.connect_timeout.saturating_add(response_timeout);
-            let suspects = Arc::new(Suspects::new(settings.tracking));
-            let parsed = url::parse(url, options)?;
-            let connecting =
-                Topology::connect(parsed, settings, subscriber.clone(), suspects.clone());
-            Ok(Redis {
-                topology: with_response_timeout(limit, connecting).await?,
-                subscriber,
-                suspects,
-                response_timeout,
-            })
+            let (deployment, settings) = node_settings(url, options, subscriber)?;
+            // Not repeated: a program that starts up should get the error at once. If no connection
+            // can be made, the connect timeout reports that.
+            let limits = settings.redis;
+            let limit = limits
+                .connect_timeout
+                .saturating_add(limits.response_timeout);
+            let connecting = Topology::connect(deployment, settings.clone());
+            let topology = with_response_timeout(limit, connecting).await?;
+            Ok(Redis::new(topology, settings))
         })
     }
 
-    /// Creates the store without a connection: the first step makes it. It counts the replicas of a single server for each
-    /// acquisition, because it does not know yet whether there are any.
+    /// Creates the store without a connection: the first step makes it. It counts the replicas of a
+    /// single server for each acquisition, because it does not know yet whether there are any.
     pub(crate) fn connect_lazy(
         url: &str,
         options: &ConnectOptions,
         subscriber: SharedSubscriber,
     ) -> Result<Redis> {
-        let (parsed, settings) = (url::parse(url, options)?, options.settings);
-        let suspects = Arc::new(Suspects::new(settings.tracking));
-        Ok(Redis {
-            topology: Topology::new(parsed, settings, subscriber.clone(), suspects.clone()),
-            subscriber,
-            suspects,
-            response_timeout: settings.response_timeout,
-        })
+        let (deployment, settings) = node_settings(url, options, subscriber)?;
+        let topology = Topology::new(deployment, settings.clone());
+        Ok(Redis::new(topology, settings))
     }
 
-    pub(crate) fn address(&self) -> String {
-        self.topology.address.clone()
+    fn new(topology: Topology, settings: NodeSettings) -> Redis {
+        Redis {
+            topology,
+            subscriber: settings.subscriber,
+            suspects: settings.suspects,
+            response_timeout: settings.redis.response_timeout,
+        }
     }
 
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.topology.publishing == PublishMode::Sharded
-    }
-
-    pub(crate) fn has_slots(&self) -> bool {
-        self.topology.has_slots()
-    }
-
-    /// Returns the slot of a key. All keys of a script must be in the same slot.
-    pub(crate) fn slot(&self, key: &str) -> Option<u16> {
-        self.topology.slot(key)
-    }
-
-    /// Returns a future that runs a step, and completes with the answer to [decode](RawAnswer::decode).
+    /// Returns a future that runs a step, and completes with the answer to
+    /// [decode](RawAnswer::decode).
     pub(crate) fn run<'a, R: Send>(
         &'a self,
         step: &'a Step<'_, R>,
@@ -182,89 +166,8 @@ impl Redis {
         })
     }
 
-    pub(crate) async fn run_once<R: Send>(
-        &self,
-        step: &Step<'_, R>,
-        delivery: Delivery,
-        within: Duration,
-    ) -> Result<Answer<R>> {
-        let progress = Progress::default();
-        let request = CommandRequest::for_step(&self.topology, step, None, delivery, &progress)?;
-        let limit = within.min(self.response_timeout);
-        request.send_once(limit).await?.decode(step)
-    }
-
-    pub(crate) async fn run_at_most_once<R: Send>(
-        &self,
-        step: &Step<'_, R>,
-        what: &'static str,
-        delivery: Delivery,
-        answered_within: Duration,
-        progress: &Progress,
-    ) -> Result<Answer<R>> {
-        check_runtime()?;
-        let request = CommandRequest::for_step(&self.topology, step, None, delivery, progress)?;
-        let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
-            step: what,
-            reason,
-            source,
-        };
-        let mut retry = Retry::with_timeout(self.response_timeout);
-        let answer_timeout = answered_within.max(self.response_timeout);
-        loop {
-            let mut sending = pin!(request.send());
-            let answered = match progress
-                .with_timeout(retry.started, self.response_timeout, sending.as_mut())
-                .await
-            {
-                Some(answered) => answered,
-                None => {
-                    self.topology.request_refresh();
-                    if !progress.was_sent() {
-                        return Err(retry.deadline_error(request.timeout_hint(), progress));
-                    }
-                    let from = progress.timeout_start().unwrap_or(retry.started);
-                    let answered_by = from.max(retry.started) + answer_timeout;
-                    let late = |_| unknown(format!("no answer within {answer_timeout:?}").into());
-                    timeout_at(answered_by, sending).await.map_err(late)?
-                }
-            };
-            match answered {
-                Ok(answer) => {
-                    progress.record_answer();
-                    return answer.decode(step);
-                }
-                Err(ExchangeError::Unanswered(cause)) => return Err(unknown(cause)),
-                Err(failure) => {
-                    progress.mark_unsent();
-                    let limits = request.limits();
-                    retry.pause_after(failure, &limits.outage, progress).await?;
-                    if retry.remaining().is_zero() {
-                        return Err(retry.deadline_error(None, progress));
-                    }
-                }
-            }
-        }
-    }
-
-    pub(crate) fn awaits_replicas(&self) -> bool {
-        self.topology.awaits_replicas
-    }
-
-    pub(crate) fn counts_subscribers(&self) -> bool {
-        self.topology.counts_subscribers()
-    }
-
-    pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
-        self.topology.known_node(key).map(|node| node.id)
-    }
-
-    pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
-        let limits = self.topology.limits(key);
-        limits.settle_permits.clone().acquire_owned().await.ok()
-    }
-
-    /// Returns the error for a request for this key that had no contact with the store for this long.
+    /// Returns the error for a request for this key that had no contact with the store for this
+    /// long.
     pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         exchange_error::timeout_error(after, self.topology.timeout_hint(key))
     }
@@ -340,6 +243,23 @@ impl Redis {
         };
         Ok((keys, (next.node < nodes.len()).then_some(next)))
     }
+}
+
+/// Returns the servers that a URL names, and how to use them.
+fn node_settings(
+    url: &str,
+    options: &ConnectOptions,
+    subscriber: SharedSubscriber,
+) -> Result<(Deployment, NodeSettings)> {
+    let ParsedUrl { deployment, config } = url::parse(url, options)?;
+    let redis = options.settings;
+    let settings = NodeSettings {
+        config,
+        redis,
+        subscriber,
+        suspects: Arc::new(Suspects::new(redis.tracking)),
+    };
+    Ok((deployment, settings))
 }
 
 /// Waits for `work`, at most for `limit`.

@@ -28,18 +28,17 @@ pub(super) struct NodeSettings {
     pub(super) redis: RedisSettings,
     pub(super) subscriber: SharedSubscriber,
     pub(super) suspects: Arc<Suspects>,
-    pub(super) subscription_mode: SubscriptionMode,
 }
 
-/// Limit of background releases in flight at one node. If thousands of attempts are dropped at once,
-/// renewals must not wait behind their releases.
+/// Limit of background releases in flight at one node. If thousands of attempts are dropped at
+/// once, renewals must not wait behind their releases.
 const MAX_SETTLES_IN_FLIGHT: usize = 64;
 
-/// Limits of the work in flight at one node. Every node has its own, so that a node that does not answer
-/// uses up no permits of the others.
-pub(super) struct NodeLimits {
+/// Limits of the work in flight at one node. Every node has its own, so that a node that does not
+/// answer uses up no permits of the others.
+pub(in crate::store) struct NodeLimits {
     pub(super) attempt_limiter: Arc<AttemptLimiter>,
-    pub(super) settle_permits: Arc<Semaphore>,
+    pub(in crate::store) settle_permits: Arc<Semaphore>,
     pub(super) outage: Outage,
 }
 
@@ -54,9 +53,9 @@ impl Default for NodeLimits {
 }
 
 /// One server that holds data.
-pub(super) struct Node {
+pub(in crate::store) struct Node {
     /// Unique in this process.
-    pub(super) id: NodeId,
+    pub(in crate::store) id: NodeId,
     pub(super) limits: Arc<NodeLimits>,
     /// For renewals, releases and inspections.
     pub(super) commands: Arc<ReconnectingConnection>,
@@ -88,7 +87,7 @@ impl Node {
                 carries_commands.then(run_id_tracker),
             )
         };
-        let sharded = settings.subscription_mode == SubscriptionMode::Sharded;
+        let sharded = matches!(target, Target::ClusterNode(..));
         let awaits_replicas = settings.redis.replica_sync != ReplicaSync::Off;
         let (with_attempts, apart) = match sharded {
             true => (SubscriptionMode::Unrestored, SubscriptionMode::Sharded),
@@ -113,8 +112,9 @@ impl Node {
         })
     }
 
-    /// Returns the connection for subscriptions: that of the attempts, so that an attempt can follow its subscription
-    /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]) or the server does not permit that.
+    /// Returns the connection for subscriptions: that of the attempts, so that an attempt can
+    /// follow its subscription directly, unless channels are sharded (see
+    /// [`SubscriptionMode::Sharded`]) or the server does not permit that.
     pub(super) fn pubsub(&self) -> &Arc<ReconnectingConnection> {
         match self.sharded || self.capabilities.subscribes_apart() {
             true => &self.subscriptions,

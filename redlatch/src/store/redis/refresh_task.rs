@@ -1,5 +1,5 @@
-//! The task that watches a deployment for changes. It lives as long as its runtime; the next connection
-//! starts another one.
+//! The task that watches a deployment for changes. It lives as long as its runtime; the next
+//! connection starts another one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,19 +26,19 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(super) struct RefreshTask {
     running: Mutex<Option<AbortHandle>>,
-    pub(super) signals: Arc<Signals>,
 }
 
 /// The reasons to check.
 #[derive(Default)]
 pub(super) struct Signals {
     /// A server reports that something has changed.
-    pub(super) changed: Arc<Notify>,
+    pub(super) changed: Notify,
     /// Something failed. In an outage everything fails again and again.
     pub(super) failed: Notify,
 }
 
-/// Says when to check: at once when something has changed, and in growing intervals while only failures request it.
+/// Says when to check: at once when something has changed, and in growing intervals while only
+/// failures request it.
 pub(super) struct Checks {
     signals: Arc<Signals>,
     pace: Pace,
@@ -81,15 +81,14 @@ impl Checks {
 }
 
 impl RefreshTask {
-    /// Starts the task, which waits for signals, unless it is running. It ends when `self` is dropped.
+    /// Starts the task unless it is running. It ends when `self` is dropped.
     pub(super) fn ensure_running<F: Future<Output = ()> + Send + 'static>(
         &self,
-        refresh: impl FnOnce(Checks) -> F,
+        refresh: impl FnOnce() -> F,
     ) {
         let mut running = self.running.lock();
         if running.as_ref().is_none_or(AbortHandle::is_finished) {
-            let refresh = refresh(Checks::new(self.signals.clone()));
-            *running = Some(tokio::spawn(task(refresh)).abort_handle());
+            *running = Some(tokio::spawn(task(refresh())).abort_handle());
         }
     }
 }

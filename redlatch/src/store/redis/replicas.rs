@@ -1,19 +1,22 @@
-//! Confirms that replicas have an acquisition before it counts (WAIT; Redisson: `checkLockSyncedSlaves`).
+//! Confirms that replicas have an acquisition before it counts (WAIT; Redisson:
+//! `checkLockSyncedSlaves`).
 //!
-//! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of their
-//!    own, and renewals and releases do not queue behind a WAIT.
+//! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of
+//!    their own, and renewals and releases do not queue behind a WAIT.
 //! 2. One WAIT confirms all steps that were sent before it. At most two are in flight
-//!    ([`MAX_WAITS_IN_FLIGHT`]), however many attempts there are and however long a replica does not answer.
-//! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of them is
-//!    answered.
-//! 4. The number of connected replicas comes from ROLE. It is read again with each WAIT, in the same round
-//!    trip, so behind the steps that are confirmed. If more replicas are connected than the WAIT was for,
-//!    another one follows. So a replica that is connected when an acquisition runs is never left out:
-//!    without a replica at the last count, ROLE alone confirms the steps.
+//!    ([`MAX_WAITS_IN_FLIGHT`]), however many attempts there are and however long a replica does
+//!    not answer.
+//! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of
+//!    them is answered.
+//! 4. The number of connected replicas comes from ROLE. It is read again with each WAIT, in the
+//!    same round trip, so behind the steps that are confirmed. If more replicas are connected than
+//!    the WAIT was for, another one follows. So a replica that is connected when an acquisition
+//!    runs is never left out: without a replica at the last count, ROLE alone confirms the steps.
 //!
-//! **Must not happen:** an acquisition counts that no replica has, although one was connected. Feared most:
-//! none was connected at the last count, replicas came since, and the master fails right after the
-//! acquisition. An earlier count never decides that nothing is awaited; it only saves a round trip.
+//! **Must not happen:** an acquisition counts that no replica has, although one was connected.
+//! Feared most: none was connected at the last count, replicas came since, and the master fails
+//! right after the acquisition. An earlier count never decides that nothing is awaited; it only
+//! saves a round trip.
 
 use std::sync::Arc;
 
@@ -25,9 +28,9 @@ use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
 use super::wire::Cmd;
 use crate::environment::task;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::step::{ScriptReply, unexpected_reply};
-use crate::store::answer::{Confirmation, WaitResult};
+use crate::store::Confirmation;
 use crate::store::shared_oneshot::{self, Sender};
 use crate::sync::Mutex;
 
@@ -53,7 +56,7 @@ struct State {
 /// A WAIT that is to be sent.
 struct WaitRequest {
     live: LiveConnection,
-    sender: Sender<WaitResult>,
+    sender: Sender<Result<()>>,
 }
 
 impl Replicas {
@@ -65,13 +68,14 @@ impl Replicas {
         })
     }
 
-    /// Starts to wait until the replicas have acknowledged everything that was sent on this connection before.
+    /// Starts to wait until the replicas have acknowledged everything that was sent on this
+    /// connection before.
     pub(super) fn confirm(
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Box<Confirmation> {
-        let (mut state, timeout) = (self.state.lock(), self.settings.replica_timeout);
+        let mut state = self.state.lock();
         let same = |next: &&WaitRequest| next.live.generation == live.generation;
         let mut start_sender = false;
         let outcome = match state.next.as_ref().filter(same) {
@@ -86,7 +90,8 @@ impl Replicas {
                 outcome
             }
         };
-        // The mutex is unlocked first: if the runtime is ending, the task is dropped at once, which locks it.
+        // The mutex is unlocked first: if the runtime is ending, the task is dropped at once, which
+        // locks it.
         drop(state);
         if start_sender {
             let sender = WaitSender {
@@ -95,25 +100,41 @@ impl Replicas {
             };
             tokio::spawn(task(sender.run(connection.clone())));
         }
-        Confirmation::pending(outcome, timeout)
+        Confirmation::pending(outcome)
+    }
+
+    /// Returns whether enough replicas have acknowledged.
+    fn confirmed(&self, outcome: Result<(usize, usize), ExchangeError>) -> Result<()> {
+        let sync = self.settings.replica_sync;
+        match outcome {
+            Ok((awaited, in_sync)) if in_sync < sync.acks_required(awaited) => {
+                Err(Error::NotReplicated {
+                    needed: sync.acks_required(awaited),
+                    in_sync,
+                    within: self.settings.replica_timeout,
+                })
+            }
+            Ok(_) => Ok(()),
+            Err(failure) if failure.lacks_command() => {
+                sync.unconfirmed(failure, &self.capabilities)
+            }
+            Err(failure) => Err(failure.into_error()),
+        }
     }
 
     /// Waits for the replicas. Returns how many were waited for, and how many of them acknowledged.
-    async fn await_replicas(
-        &self,
-        connection: &ReconnectingConnection,
-        live: &LiveConnection,
-    ) -> Result<(usize, usize), ExchangeError> {
+    async fn await_replicas(&self, live: &LiveConnection) -> Result<(usize, usize), ExchangeError> {
         let counted = self.state.lock().connected;
         let counted = counted.filter(|(_, generation)| *generation == live.generation);
         let mut connected = counted.map_or(0, |(connected, _)| connected);
         loop {
             let awaited = self.settings.replica_sync.replicas_awaited(connected);
-            // One connection keeps order: ROLE is answered before WAIT blocks it. Either is behind the steps.
+            // One connection keeps order: ROLE is answered before WAIT blocks it. Either is behind
+            // the steps.
             let (counted, in_sync) = tokio::join!(
                 biased;
-                self.count(connection, live),
-                self.send_wait(connection, live, awaited),
+                self.count(live),
+                self.send_wait(live, awaited),
             );
             connected = counted?;
             if self.settings.replica_sync.replicas_awaited(connected) <= awaited {
@@ -125,7 +146,6 @@ impl Replicas {
     /// Sends WAIT, unless no replica is awaited. Returns how many replicas acknowledged.
     async fn send_wait(
         &self,
-        connection: &ReconnectingConnection,
         live: &LiveConnection,
         awaited: usize,
     ) -> Result<usize, ExchangeError> {
@@ -136,7 +156,7 @@ impl Replicas {
         let mut wait = Cmd::of(&["WAIT"]);
         wait.number(awaited.try_into().unwrap_or(i64::MAX));
         wait.number(millis.try_into().unwrap_or(i64::MAX));
-        match connection.query(live, &wait).await? {
+        match live.query(&wait).await? {
             ScriptReply::Integer(in_sync) => Ok(usize::try_from(in_sync).unwrap_or(0)),
             other => Err(ExchangeError::not_executed(format!(
                 "unexpected reply: {other:?}"
@@ -145,18 +165,15 @@ impl Replicas {
     }
 
     /// Counts the connected replicas, unless a fixed number is awaited.
-    async fn count(
-        &self,
-        connection: &ReconnectingConnection,
-        live: &LiveConnection,
-    ) -> Result<usize, ExchangeError> {
+    async fn count(&self, live: &LiveConnection) -> Result<usize, ExchangeError> {
         if matches!(self.settings.replica_sync, ReplicaSync::AtLeast(_)) {
             return Ok(0);
         }
-        let counted = connected_replicas(connection, live).await?;
+        let counted = connected_replicas(live).await?;
         let mut state = self.state.lock();
         match state.connected {
-            // A newer connection may lead to another master, whose replicas do not have these steps.
+            // A newer connection may lead to another master, whose replicas do not have these
+            // steps.
             Some((_, newest)) if newest > live.generation => Err(connection_ended()),
             _ => {
                 state.connected = Some((counted, live.generation));
@@ -180,27 +197,22 @@ impl WaitSender {
             let limit = settings
                 .replica_timeout
                 .saturating_add(settings.response_timeout);
-            let waiting = self.replicas.await_replicas(&connection, &live);
+            let waiting = self.replicas.await_replicas(&live);
             let outcome = timeout(limit, waiting).await.unwrap_or_else(|_| {
                 let reason = format!("no answer within {limit:?}");
                 Err(ExchangeError::Unanswered(reason.into()))
             });
-            // An attempt for a held lock writes nothing, so a replica does not refuse it. Its waiter must not go on listening there.
+            // An attempt for a held lock writes nothing, so a replica does not refuse it. Its
+            // waiter must not go on listening there.
             if let Err(ExchangeError::NotMaster(_)) = &outcome {
                 connection.leave_replica(&live);
             }
-            let sync = settings.replica_sync;
-            let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
-            let outcome = outcome.or_else(|failure| match failure.lacks_command() {
-                true => sync.unconfirmed(failure, &self.replicas.capabilities),
-                false => Err(failure),
-            });
-            sender.send(outcome.map_err(ExchangeError::into_error));
+            sender.send(self.replicas.confirmed(outcome));
         }
     }
 
-    /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a later WAIT
-    /// starts a new sender.
+    /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a
+    /// later WAIT starts a new sender.
     fn next(&mut self) -> Option<WaitRequest> {
         let mut state = self.replicas.state.lock();
         let next = state.next.take();
@@ -228,11 +240,8 @@ impl Drop for WaitSender {
 }
 
 /// Returns how many replicas are connected (`ROLE`).
-async fn connected_replicas(
-    connection: &ReconnectingConnection,
-    live: &LiveConnection,
-) -> Result<usize, ExchangeError> {
-    replicas_in(&connection.query(live, &Cmd::of(&["ROLE"])).await?)
+async fn connected_replicas(live: &LiveConnection) -> Result<usize, ExchangeError> {
+    replicas_in(&live.query(&Cmd::of(&["ROLE"])).await?)
 }
 
 /// Returns the number of replicas in a reply to ROLE.
@@ -252,8 +261,8 @@ pub(super) fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
 }
 
 impl ReplicaSync {
-    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
-    /// one connection is saved.
+    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster.
+    /// If not, one connection is saved.
     pub(super) async fn applies_to(
         self,
         connection: &Arc<ReconnectingConnection>,
@@ -264,7 +273,7 @@ impl ReplicaSync {
             ReplicaSync::All | ReplicaSync::Majority => {}
         }
         let live = connection.get_or_connect().await?;
-        match connected_replicas(connection, &live).await {
+        match connected_replicas(&live).await {
             Ok(connected) => Ok(connected > 0),
             // The address may lead to its master later, which has a replica.
             Err(ExchangeError::NotMaster(_)) => Ok(true),
@@ -273,32 +282,29 @@ impl ReplicaSync {
                 failure @ ExchangeError::Permanent(
                     Error::Refused { .. } | Error::NotPermitted { .. },
                 ),
-            ) => self
-                .unconfirmed(failure, &Capabilities::default())
-                .map(|_| false),
+            ) => {
+                self.unconfirmed(failure, &Capabilities::default())?;
+                Ok(false)
+            }
             Err(failure) => Err(failure),
         }
     }
 
     /// Handles a server without ROLE or WAIT, which cannot confirm anything. Only a user who asked
     /// for a number of replicas requires that.
-    fn unconfirmed(
-        self,
-        failure: ExchangeError,
-        capabilities: &Capabilities,
-    ) -> Result<(usize, usize), ExchangeError> {
+    fn unconfirmed(self, failure: ExchangeError, capabilities: &Capabilities) -> Result<()> {
         let mut error = failure.into_error();
         let (Error::Refused { reason: refusal } | Error::NotPermitted { reason: refusal }) =
             &mut error
         else {
-            return Err(error.into());
+            return Err(error);
         };
         if self != ReplicaSync::All {
             refusal.push_str(" (the setting replica_sync requires ROLE and WAIT)");
-            return Err(error.into());
+            return Err(error);
         }
         capabilities.record_unconfirmed(refusal);
-        Ok((0, 0))
+        Ok(())
     }
 
     /// Returns how many of the connected replicas are waited for.
@@ -335,7 +341,7 @@ mod tests {
         let server = Server::start();
         let awaits = async || {
             let client = Client::connect(&server.url()).await.unwrap();
-            redis_of(&client).awaits_replicas()
+            redis_of(&client).topology.awaits_replicas
         };
         assert!(!awaits().await);
         let _: String = server.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -349,25 +355,23 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 4, 5].map(needed), [0, 1, 1, 2, 2, 3]);
     }
 
-    /// A master that becomes a replica behind an acquisition does not confirm it, although no replica was awaited.
+    /// A master that becomes a replica behind an acquisition does not confirm it, although no
+    /// replica was awaited.
     #[test]
     fn replica_confirms_nothing() {
-        let text = |text: &str| ScriptReply::Bytes(text.into());
         let replicas = |count| ScriptReply::List(vec![ScriptReply::Nil; count]);
-        let port = ScriptReply::Integer(6379);
+        let port = || ScriptReply::Integer(6379);
+        let replica = [
+            "slave".into(),
+            "host".into(),
+            port(),
+            "connect".into(),
+            port(),
+        ];
         let roles = [
-            (vec![text("master"), port.clone(), replicas(2)], Some(2)),
-            (vec![text("master"), port.clone(), replicas(0)], Some(0)),
-            (
-                vec![
-                    text("slave"),
-                    text("host"),
-                    port.clone(),
-                    text("connect"),
-                    port,
-                ],
-                None,
-            ),
+            (vec!["master".into(), port(), replicas(2)], Some(2)),
+            (vec!["master".into(), port(), replicas(0)], Some(0)),
+            (replica.into(), None),
         ];
         for (role, connected) in roles {
             let counted = replicas_in(&ScriptReply::List(role));
@@ -381,7 +385,7 @@ mod tests {
     /// Envoy replies with a list of roles: the server may be a master, and confirms nothing.
     #[test]
     fn roles_of_several_servers_count_as_none() {
-        let role = [ScriptReply::Bytes("master".into()), ScriptReply::Integer(0)];
+        let role = [ScriptReply::from("master"), ScriptReply::Integer(0)];
         let roles = ScriptReply::List(vec![ScriptReply::List(role.into())]);
         assert!(replicas_in(&roles).unwrap_err().lacks_command());
     }

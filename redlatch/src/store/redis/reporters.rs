@@ -1,7 +1,8 @@
 //! The connections on which servers report changed keys to a watch (`CLIENT TRACKING ON BCAST`).
 //!
-//! Each master has one, which carries nothing else. The server reports every change of a key with one of the prefixes,
-//! by any client, also those by scripts and expiry. It needs no settings on the server.
+//! Each master has one, which carries nothing else. The server reports every change of a key with
+//! one of the prefixes, by any client, also those by scripts and expiry. It needs no settings on
+//! the server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -79,7 +80,7 @@ async fn start(
     }
     // Reports that were on already, with the same prefixes, would be refused.
     for command in [off, on] {
-        let started = connection.query(&live, &command).await;
+        let started = live.query(&command).await;
         started.map_err(|failure| match failure {
             ExchangeError::Permanent(Error::Refused { reason }) => Error::UnsupportedServer {
                 reason: format!("it does not report changed keys (CLIENT TRACKING: {reason})"),

@@ -2,29 +2,35 @@
 //!
 //! A sentinel may be down, slow, cut off or wrong. So:
 //!
-//! 1. All sentinels are queried, and the address that most of them name counts ([`super::master_view`] decides).
-//! 2. The server that they name must confirm that it is a master ([`super::connection`] queries its role).
-//! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
-//!    to repeat the query.
-//! 4. There is one view of the master, which only the answers to these queries change. A connection that leads
-//!    elsewhere is invalidated when the view changes, in any state, and connects to the master of the view.
+//! 1. All sentinels are queried, and the address that most of them name counts
+//!    ([`super::master_view`] decides).
+//! 2. The server that they name must confirm that it is a master ([`super::connection`] queries its
+//!    role).
+//! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a
+//!    reason to repeat the query.
+//! 4. There is one view of the master, which only the answers to these queries change. A connection
+//!    that leads elsewhere is invalidated when the view changes, in any state, and connects to the
+//!    master of the view.
 //!
 //! **Invariant**: a client uses one master at a time, and at most [`REFRESH_INTERVAL`] and two
-//! [`QUERY_TIMEOUT`]s after a sentinel published a failover, none of its connections leads to the former master.
-//! That holds if most sentinels can be reached and know the failover (each learns of it within two seconds). A
-//! client that reaches none of them stays at the former master for as long as that calls itself a master;
-//! it cannot know better. Then only [`ReplicaSync`](super::ReplicaSync) prevents a second holder.
+//! [`QUERY_TIMEOUT`]s after a sentinel published a failover, none of its connections leads to the
+//! former master. That holds if most sentinels can be reached and know the failover (each learns of
+//! it within two seconds). A client that reaches none of them stays at the former master for as
+//! long as that calls itself a master; it cannot know better. Then only
+//! [`ReplicaSync`](super::ReplicaSync) prevents a second holder.
 //!
-//! What must not happen, and what prevents it. Feared most: a former master is cut off from the others, not from
-//! its clients, and still calls itself a master. One client renews its lock there while another one
-//! acquires the lock on the new master.
+//! What must not happen, and what prevents it. Feared most: a former master is cut off from the
+//! others, not from its clients, and still calls itself a master. One client renews its lock there
+//! while another one acquires the lock on the new master.
 //!
-//! - *The message arrives, and the query behind it fails or is late.* A message is received only once, so no query
-//!   is the last one: see [`super::master_view`].
-//! - *A client uses both masters.* A new connection uses the view, too, and compares it once more after it recorded
-//!   where it leads: either it finds the change, or the change finds the connection.
-//! - *The client returns to the former master*, because only a sentinel that missed the failover answers. An answer
-//!   with an earlier epoch does not move a connection away from a master that works.
+//! - *The message arrives, and the query behind it fails or is late.* A message is received only
+//!   once, so no query is the last one: see [`super::master_view`].
+//! - *A client uses both masters.* A new connection uses the view, too, and compares it once more
+//!   after it recorded where it leads: either it finds the change, or the change finds the
+//!   connection.
+//! - *The client returns to the former master*, because only a sentinel that missed the failover
+//!   answers. An answer with an earlier epoch does not move a connection away from a master that
+//!   works.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -32,10 +38,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
+use super::connection::{MasterResolver, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::{Address, Endpoint};
-use super::exchange_error::{ExchangeError, is_unknown_command};
+use super::exchange_error::ExchangeError;
 #[cfg(doc)]
 use super::master_view::REFRESH_INTERVAL;
 use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
@@ -74,7 +80,8 @@ struct SharedView {
     changed: Arc<Notify>,
 }
 
-/// The outcome of a query of one sentinel, `None` if it does not know the master, or the failure and the sentinel.
+/// The outcome of a query of one sentinel, `None` if it does not know the master, or the failure
+/// and the sentinel.
 type SentinelAnswer<'a> = Result<Option<SentinelReply>, (&'a Endpoint, ExchangeError)>;
 
 impl Sentinels {
@@ -83,10 +90,9 @@ impl Sentinels {
         mut config: ConnectionConfig,
         master: String,
     ) -> Arc<Sentinels> {
-        let refresh_task = RefreshTask::default();
         let view = Arc::new(SharedView {
             view: Mutex::new(MasterView::new(sentinels.len(), Instant::now())),
-            changed: refresh_task.signals.changed.clone(),
+            changed: Arc::default(),
         });
         let subscriber: SharedSubscriber = view.clone();
         config.connect_timeout = config.connect_timeout.min(QUERY_TIMEOUT);
@@ -109,11 +115,12 @@ impl Sentinels {
             view,
             latest: Mutex::new(None),
             queried: Notify::new(),
-            refresh_task,
+            refresh_task: RefreshTask::default(),
         })
     }
 
-    /// Registers a connection, which is invalidated when it leads to a server that is no longer the master.
+    /// Registers a connection, which is invalidated when it leads to a server that is no longer the
+    /// master.
     pub(super) fn track(&self, connection: &Arc<ReconnectingConnection>) {
         let connection = Arc::downgrade(connection);
         let mut connections = self.master_connections.lock();
@@ -129,11 +136,12 @@ impl Sentinels {
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |_| refresh_loop(Arc::downgrade(self), self.view.changed.clone());
+        let refresh = || refresh_loop(Arc::downgrade(self), self.view.changed.clone());
         self.refresh_task.ensure_running(refresh);
     }
 
-    /// Queries all sentinels. Returns when most of them name the same master, or all have answered or failed.
+    /// Queries all sentinels. Returns when most of them name the same master, or all have answered
+    /// or failed.
     async fn query(&self) -> Vec<Option<SentinelAnswer<'_>>> {
         let queries = self.sentinels.iter().map(|(at, connection)| async move {
             let query = self.query_sentinel(at, connection);
@@ -190,18 +198,20 @@ impl Sentinels {
         let live = connection.get_or_connect().await?;
         let query = |kind| Cmd::of(&["SENTINEL", kind, &self.master]);
         let address = query("GET-MASTER-ADDR-BY-NAME");
-        let address = connection.query(&live, &address).await;
-        let address = address.map_err(|failure| classify_failure(at, failure))?;
+        let address = live.query(&address).await;
+        let is_no_sentinel = || {
+            let reason = format!("{at} is not a sentinel");
+            Error::UnsupportedServer { reason }.into()
+        };
+        let address = address.map_err(|failure| failure.if_unknown_command(is_no_sentinel))?;
         let (host, port) = match &address {
             ScriptReply::Nil => return Ok(None),
             address => host_and_port(address)
                 .ok_or_else(|| ExchangeError::Permanent(unexpected_reply(address)))?,
         };
-        // Only for the epoch: the address in this reply is the old one until a failover is complete.
-        let master = query("MASTER");
-        let master = connection
-            .query_node(&live, &master, Preamble::None, None)
-            .await?;
+        // Only for the epoch: the address in this reply is the old one until a failover is
+        // complete.
+        let master = live.reply(live.wire.send(&query("MASTER"))).await?;
         let epoch = text_field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok());
         Ok(Some(SentinelReply {
             endpoint: at.with_host_and_port(host, port),
@@ -209,8 +219,8 @@ impl Sentinels {
         }))
     }
 
-    /// Queries the sentinels. If the master has changed, the connections that lead elsewhere are invalidated, and
-    /// the watchdog checks all holds.
+    /// Queries the sentinels. If the master has changed, the connections that lead elsewhere are
+    /// invalidated, and the watchdog checks all holds.
     async fn refresh(&self) {
         let answers = self.query().await;
         let connections: Vec<Arc<ReconnectingConnection>> = {
@@ -273,8 +283,8 @@ impl MasterResolver for Sentinels {
     }
 }
 
-/// Queries the sentinels whenever the view asks for it. That also restores the connections to the sentinels, on
-/// which they publish failovers.
+/// Queries the sentinels whenever the view asks for it. That also restores the connections to the
+/// sentinels, on which they publish failovers.
 async fn refresh_loop(sentinels: Weak<Sentinels>, changed: Arc<Notify>) {
     while let Some(current) = sentinels.upgrade() {
         let next_query = current.view.view.lock().next_query();
@@ -320,17 +330,5 @@ fn host_and_port(address: &ScriptReply) -> Option<(&str, u16)> {
     match address.elements()? {
         [host, port] => Some((host.as_text()?, port.as_text()?.parse().ok()?)),
         _ => None,
-    }
-}
-
-/// Classifies the failure of a query: a server that does not know the command is not a sentinel.
-fn classify_failure(at: &Endpoint, failure: ExchangeError) -> ExchangeError {
-    match failure {
-        ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(&reason) => {
-            ExchangeError::Permanent(Error::UnsupportedServer {
-                reason: format!("{at} is not a sentinel"),
-            })
-        }
-        failure => failure,
     }
 }

@@ -35,7 +35,8 @@ impl<'a> ServerInfo<'a> {
             "" => ("redis", field("redis_version"), field("redis_mode")),
             version => ("valkey", version, field("server_mode")),
         };
-        // A proxy with one address may say that it is a cluster (Envoy does), whatever is behind it.
+        // A proxy with one address may say that it is a cluster (Envoy does), whatever is behind
+        // it.
         let mode = if mode == "cluster" { "" } else { mode };
         ServerInfo {
             server,
@@ -44,7 +45,8 @@ impl<'a> ServerInfo<'a> {
         }
     }
 
-    /// Checks whether the server is supported. `standalone`: it must be a data server outside of a cluster.
+    /// Checks whether the server is supported. `standalone`: it must be a data server outside of a
+    /// cluster.
     pub(super) fn check(&self, standalone: bool) -> Result<()> {
         self.check_version()?;
         match standalone {
@@ -65,7 +67,8 @@ impl<'a> ServerInfo<'a> {
             .split('.')
             .map_while(|part| part.parse::<u32>().ok());
         let major_minor = (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0));
-        // The oldest with all commands in use. Valkey started at 7.2. A sentinel may be older than its servers.
+        // The oldest with all commands in use. Valkey started at 7.2. A sentinel may be older than
+        // its servers.
         match server == "redis" && mode != "sentinel" && major_minor < (6, 2) {
             true => unsupported(&format!("it is redis {version}")),
             false => Ok(()),
@@ -97,7 +100,6 @@ mod tests {
 
     #[test]
     fn info_tells_what_hello_does_not() {
-        let info = |text: &str| ScriptReply::Bytes(text.into());
         for (text, refused) in [
             ("redis_version:7.0.15\r\nredis_mode:standalone\r\n", None),
             (
@@ -113,7 +115,7 @@ mod tests {
                 Some("sentinel"),
             ),
         ] {
-            let info = info(text);
+            let info = text.into();
             let checked = ServerInfo::from_info(&info).check(true);
             let error = checked.err().map(|error| error.to_string());
             let as_expected = match refused {
@@ -123,7 +125,7 @@ mod tests {
             assert!(as_expected, "{text:?}: {error:?}");
         }
         // A user without permission.
-        let refusal = ScriptReply::Error(crate::step::ErrorReply::new("NOPERM no".into()));
+        let refusal = ScriptReply::error("NOPERM no");
         ServerInfo::from_info(&refusal).check(true).unwrap();
     }
 }

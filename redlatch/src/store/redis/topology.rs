@@ -18,25 +18,24 @@ use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
-use super::options::{RedisSettings, ReplicaSync};
-use super::pubsub::SubscriptionMode;
+use super::options::ReplicaSync;
 use super::sentinel::Sentinels;
 use super::slot::slot;
-use super::url::{Deployment, ParsedUrl};
+use super::url::Deployment;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
-use crate::store::{ServerId, SharedSubscriber, Suspects};
+use crate::store::{ServerId, SharedSubscriber};
 
-pub(super) struct Topology {
+pub(in crate::store) struct Topology {
     form: Form,
     /// Address of the deployment, without anything that could be secret.
-    pub(super) address: String,
+    pub(in crate::store) address: String,
     /// How scripts publish in this deployment.
     pub(super) publishing: PublishMode,
     /// Whether acquisitions wait for replicas, and use another connection than releases.
-    pub(super) awaits_replicas: bool,
+    pub(in crate::store) awaits_replicas: bool,
     /// Whether steps that wait to be sent are sent together, if that is possible.
     batching: bool,
     /// Whether keys have slots: in a cluster, and where a server has refused keys of several.
@@ -54,26 +53,20 @@ enum Form {
 impl Topology {
     /// Connects, and checks that the servers are supported.
     pub(super) async fn connect(
-        parsed: ParsedUrl,
-        mut settings: RedisSettings,
-        subscriber: SharedSubscriber,
-        suspects: Arc<Suspects>,
+        deployment: Deployment,
+        mut settings: NodeSettings,
     ) -> Result<Topology, ExchangeError> {
-        let sync = settings.replica_sync;
-        if let Deployment::Single(_) = parsed.deployment {
-            settings.replica_sync = ReplicaSync::Off;
+        let sync = settings.redis.replica_sync;
+        if let Deployment::Single(_) = deployment {
+            settings.redis.replica_sync = ReplicaSync::Off;
         }
-        let create = |settings| {
-            let (parsed, subscriber) = (parsed.clone(), subscriber.clone());
-            Topology::new(parsed, settings, subscriber, suspects.clone())
-        };
-        let topology = create(settings);
+        let topology = Topology::new(deployment.clone(), settings.clone());
         match &topology.form {
             Form::Single(node) => {
                 node.commands.get_or_connect().await?;
                 if sync.applies_to(&node.commands).await? {
-                    settings.replica_sync = sync;
-                    return Ok(create(settings));
+                    settings.redis.replica_sync = sync;
+                    return Ok(Topology::new(deployment, settings));
                 }
             }
             Form::Sentinel(node, _) => drop(node.commands.get_or_connect().await?),
@@ -83,22 +76,10 @@ impl Topology {
     }
 
     /// Creates a topology without a connection: each is made when it is needed.
-    pub(super) fn new(
-        parsed: ParsedUrl,
-        redis: RedisSettings,
-        subscriber: SharedSubscriber,
-        suspects: Arc<Suspects>,
-    ) -> Topology {
-        let db = parsed.config.db;
-        let mut settings = NodeSettings {
-            config: parsed.config,
-            redis,
-            subscriber,
-            suspects,
-            subscription_mode: SubscriptionMode::Restored,
-        };
+    pub(super) fn new(deployment: Deployment, settings: NodeSettings) -> Topology {
+        let (redis, db) = (settings.redis, settings.config.db);
         let awaits_replicas = redis.replica_sync != ReplicaSync::Off;
-        let (form, address) = match parsed.deployment {
+        let (form, address) = match deployment {
             Deployment::Single(at) => {
                 let address = format!("{at}/{db}");
                 let target = match awaits_replicas {
@@ -120,7 +101,6 @@ impl Topology {
                 (Form::Sentinel(node, sentinels), address)
             }
             Deployment::Cluster(seeds) => {
-                settings.subscription_mode = SubscriptionMode::Sharded;
                 let address = match db {
                     0 => sorted_list(&seeds),
                     db => format!("{}/{db}", sorted_list(&seeds)),
@@ -155,12 +135,17 @@ impl Topology {
     }
 
     /// Returns whether each node that may hold a key counts all subscribers of its channel.
-    pub(super) fn counts_subscribers(&self) -> bool {
+    pub(in crate::store) fn counts_subscribers(&self) -> bool {
         match self.cluster_form() {
             Some(cluster) => cluster.has_sharded_channels(),
             // Behind one address with many slots, a script may count only those of its own server.
             None => !self.has_slots(),
         }
+    }
+
+    /// Returns whether the nodes publish in the slot of a channel.
+    pub(in crate::store) fn is_cluster(&self) -> bool {
+        self.publishing == PublishMode::Sharded
     }
 
     fn cluster_form(&self) -> Option<&Arc<Cluster>> {
@@ -171,7 +156,7 @@ impl Topology {
     }
 
     /// Returns whether all keys of a script must be in the same slot, as far as is known.
-    pub(super) fn has_slots(&self) -> bool {
+    pub(in crate::store) fn has_slots(&self) -> bool {
         self.has_slots.load(Ordering::Relaxed)
     }
 
@@ -193,7 +178,7 @@ impl Topology {
     }
 
     /// Returns the slot of a key. All keys of a script must be in the same slot.
-    pub(super) fn slot(&self, key: &str) -> Option<u16> {
+    pub(in crate::store) fn slot(&self, key: &str) -> Option<u16> {
         self.has_slots().then(|| slot(key))
     }
 
@@ -232,7 +217,7 @@ impl Topology {
     }
 
     /// Returns the node that serves a key, as far as is known locally.
-    pub(super) fn known_node(&self, key: &str) -> Option<Arc<Node>> {
+    pub(in crate::store) fn known_node(&self, key: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Some(node.clone()),
             Form::Cluster(cluster) => cluster.known_slot_owner(slot(key)),
@@ -240,7 +225,7 @@ impl Topology {
     }
 
     /// Returns the limits of the node that serves a key.
-    pub(super) fn limits(&self, key: &str) -> Arc<NodeLimits> {
+    pub(in crate::store) fn limits(&self, key: &str) -> Arc<NodeLimits> {
         match self.known_node(key) {
             Some(node) => node.limits.clone(),
             None => self.unassigned_limits.clone(),
@@ -274,7 +259,8 @@ impl Topology {
         }
     }
 
-    /// Returns a further connection to a node, for reports. It follows a failover like the node's own.
+    /// Returns a further connection to a node, for reports. It follows a failover like the node's
+    /// own.
     pub(super) fn reports_connection(
         &self,
         node: &Node,
@@ -321,7 +307,8 @@ impl Topology {
             }
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
-                // On several nodes, if a subscription was started and not confirmed before the slot moved.
+                // On several nodes, if a subscription was started and not confirmed before the slot
+                // moved.
                 let ended =
                     join_all(nodes.iter().map(|node| node.pubsub().unsubscribe(channel))).await;
                 ended.into_iter().collect()

@@ -126,15 +126,12 @@ impl PublicUrl {
         let parts = UrlParts::parse(url)?;
         combine(&parts, &with_password_from_elsewhere())?;
         let (login, sentinel_login) = (parts.login()?, parts.sentinel_login()?);
-        let credentials = match parts.credentials.split_once(':') {
-            Some((user, _)) => user,
-            None => parts.credentials,
-        };
+        let user = parts.credentials.split(':').next().unwrap_or_default();
         let is_no_password = |name: &str| !PASSWORD_PARAMS.contains(&name);
         let is_no_login = |name: &str| is_no_password(name) && !USER_PARAMS.contains(&name);
         Ok(PublicUrl {
             redacted: parts.text("***", is_no_login),
-            without_passwords: parts.text(credentials, is_no_password),
+            without_passwords: parts.text(user, is_no_password),
             has_password: login.password.is_some() || sentinel_login.password.is_some(),
             has_login: login.username.is_some() || login.password.is_some(),
             has_sentinel_login: sentinel_login.username.is_some()
@@ -381,10 +378,9 @@ impl<'a> UrlParts<'a> {
     /// Returns the URL with other credentials, if it has any, and with the parameters of which
     /// `keeps` accepts the name.
     fn text(&self, credentials: &str, keeps: impl Fn(&str) -> bool) -> String {
-        let credentials = match credentials {
-            _ if self.credentials.is_empty() => String::new(),
-            "" => String::new(),
-            credentials => format!("{credentials}@"),
+        let credentials = match self.credentials.is_empty() || credentials.is_empty() {
+            true => String::new(),
+            false => format!("{credentials}@"),
         };
         let mut text = format!("{}{credentials}{}", self.start, self.place);
         let kept = self.query.0.iter().filter(|(name, _)| keeps(name));

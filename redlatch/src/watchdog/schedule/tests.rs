@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use proptest::test_runner::{RngSeed, TestRunner};
 
 use super::*;
-use crate::step::differential::env_number;
+use crate::step::differential::check_random;
 
 use Event::{Answer, Ended, Is, MovesTo, Report, Sweep, Tick, Unwatch};
 use WatchAction::{Expire, Release, Renew, RenewOnTime};
@@ -489,42 +488,21 @@ fn sweep_checks_all_holds_of_its_node_after_pause() {
 #[test]
 fn node_is_remembered_while_it_has_work_or_was_swept() {
     let now = Instant::now();
-    let unused = NodeQueue::default;
-    for (queue, is_used) in [
-        (unused(), [false, false]),
-        (
-            NodeQueue {
-                batches: 1,
-                ..unused()
-            },
-            [true, true],
-        ),
-        (
-            NodeQueue {
-                ready: [1].into(),
-                ..unused()
-            },
-            [true, true],
-        ),
-        (
-            NodeQueue {
-                next_sweep: Some(now),
-                ..unused()
-            },
-            [true, true],
-        ),
-        (
-            NodeQueue {
-                last_sweep: Some(now),
-                ..unused()
-            },
-            [true, false],
-        ),
+    for (batches, ready, next_sweep, last_sweep, is_used) in [
+        (0, 0, None, None, [false, false]),
+        (1, 0, None, None, [true, true]),
+        (0, 1, None, None, [true, true]),
+        (0, 0, Some(now), None, [true, true]),
+        (0, 0, None, Some(now), [true, false]),
     ] {
-        assert_eq!(
-            [now, now + SWEEP_PAUSE].map(|now| queue.is_used(now)),
-            is_used
-        );
+        let queue = NodeQueue {
+            ready: (0..ready).collect(),
+            batches,
+            last_sweep,
+            next_sweep,
+        };
+        let times = [now, now + SWEEP_PAUSE];
+        assert_eq!(times.map(|now| queue.is_used(now)), is_used);
     }
     let mut world = World::new();
     world.after(0, Sweep(0));
@@ -711,16 +689,8 @@ impl World {
 
 #[test]
 fn invariants_hold_in_random_histories() {
-    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
-    println!("REDLATCH_SEED={seed}");
-    let mut runner = TestRunner::new(ProptestConfig {
-        cases: 300,
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    });
     let histories = prop::collection::vec(events(), 1..150);
-    let outcome = runner.run(&histories, |history| {
+    check_random(300, histories, |history| {
         let mut world = World::new();
         for (pause, event) in history {
             world.now += pause;
@@ -750,9 +720,5 @@ fn invariants_hold_in_random_histories() {
             world.begin();
         }
         assert!(world.schedule.sizes().iter().all(|(_, size)| *size == 0));
-        Ok(())
     });
-    if let Err(failure) = outcome {
-        panic!("REDLATCH_SEED={seed}: {failure}");
-    }
 }

@@ -1,7 +1,8 @@
 //! The protocol RESP, versions 2 and 3, without I/O: commands as bytes, and replies from bytes.
 //!
-//! A reply may arrive in any pieces. What has arrived is decoded once: a [`Decoder`] keeps the lists that are not complete.
-//! It does not recurse, and it allocates nothing by a length that a server only claims.
+//! A reply may arrive in any pieces. What has arrived is decoded once: a [`Decoder`] keeps the
+//! lists that are not complete. It does not recurse, and it allocates nothing by a length that a
+//! server only claims.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,7 +18,8 @@ const MAX_ELEMENTS: usize = i32::MAX as usize;
 /// Limit of a line: of an error, a number or a length.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Limit of lists inside of lists. Replies of this crate's scripts and of the commands in use have three.
+/// Limit of lists inside of lists. Replies of this crate's scripts and of the commands in use have
+/// three.
 const MAX_DEPTH: usize = 32;
 
 /// Room for the elements of a list at the start: it may claim any number.
@@ -81,7 +83,8 @@ impl Cmd {
         self.args += 1;
     }
 
-    /// Adds the number of keys and the keys of a step, behind its script. What is added later are its arguments.
+    /// Adds the number of keys and the keys of a step, behind its script. What is added later are
+    /// its arguments.
     pub(in super::super) fn keys(&mut self, keys: &[Cow<'_, str>]) {
         let numbered = self.bytes.len();
         self.number(keys.len() as i64);
@@ -100,7 +103,8 @@ impl Cmd {
         }
     }
 
-    /// Returns the command that runs a step by the source of its script, alone: its keys are not marked.
+    /// Returns the command that runs a step by the source of its script, alone: its keys are not
+    /// marked.
     pub(in super::super) fn with_source(&self, source: &str) -> Cmd {
         let mut eval = Cmd::of(&["EVAL", source]);
         eval.bytes.extend_from_slice(&self.bytes[self.parts[0]..]);
@@ -158,7 +162,8 @@ fn write_digits(out: &mut Vec<u8>, number: u64) {
 pub(in super::super) enum Frame {
     /// The reply to a command. It may be an error.
     Reply(ScriptReply),
-    /// A message that no command asked for, or the confirmation of a subscription. Its kind is the first element.
+    /// A message that no command asked for, or the confirmation of a subscription. Its kind is the
+    /// first element.
     Push(Vec<ScriptReply>),
 }
 
@@ -213,7 +218,8 @@ enum Element {
 }
 
 impl Decoder {
-    /// Decodes from `bytes[*at..]` on, and moves `at` behind what was decoded. `None`: more bytes are needed.
+    /// Decodes from `bytes[*at..]` on, and moves `at` behind what was decoded. `None`: more bytes
+    /// are needed.
     pub(in super::super) fn decode(
         &mut self,
         bytes: &[u8],
@@ -266,7 +272,8 @@ impl Decoder {
     }
 }
 
-/// Decodes one line, and the text that it announces. Returns it with its length in bytes. `None`: more bytes are needed.
+/// Decodes one line, and the text that it announces. Returns it with its length in bytes. `None`:
+/// more bytes are needed.
 fn element(bytes: &[u8]) -> Result<Option<(Element, usize)>, Malformed> {
     let Some(&kind) = bytes.first() else {
         return Ok(None);
@@ -414,9 +421,8 @@ mod tests {
         |1\r\n+ttl\r\n:3\r\n$0\r\n\r\n>3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n:1\r\n";
 
     fn session() -> Vec<Frame> {
-        use ScriptReply::{Bytes, Error, Integer, List, Nil};
-        let text = |text: &str| Bytes(text.as_bytes().to_vec());
-        let error = |text: &str| Error(ErrorReply::new(text.to_owned()));
+        use ScriptReply::{Integer, List, Nil};
+        let (text, error) = (ScriptReply::from, ScriptReply::error);
         let map = List(vec![text("a"), List(vec![Nil])]);
         let replies = vec![
             text("OK"),

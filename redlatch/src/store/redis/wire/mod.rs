@@ -60,8 +60,8 @@ pub(super) trait OnPush: Send + Sync {
 
 pub(super) type PushHandler = Box<dyn OnPush>;
 
-/// A caller that leaves this many bytes in the buffer writes them: about two steps. So the server works while other callers
-/// add their steps, and neither side sleeps in between.
+/// A caller that leaves this many bytes in the buffer writes them: about two steps. So the server
+/// works while other callers add their steps, and neither side sleeps in between.
 const EARLY_BYTES: usize = 400;
 
 /// Room for a command among those without an answer.
@@ -107,8 +107,9 @@ impl From<io::Error> for WireError {
 pub(super) struct Wire {
     state: Mutex<State>,
     writer: Writer,
-    /// Notified when the connection's task has to write, or to end. What it has to do, it reads from the state. So it
-    /// misses nothing if both are one notification: each comes behind the change of the state.
+    /// Notified when the connection's task has to write, or to end. What it has to do, it reads
+    /// from the state. So it misses nothing if both are one notification: each comes behind the
+    /// change of the state.
     changed: Notify,
     /// Whether a step was answered.
     answered: AtomicBool,
@@ -129,7 +130,8 @@ struct State {
 impl Wire {
     /// Spawns the connection's task.
     ///
-    /// `replies_are_messages`: replies can be messages, because the connection carries only subscriptions (RESP2).
+    /// `replies_are_messages`: replies can be messages, because the connection carries only
+    /// subscriptions (RESP2).
     pub(super) fn spawn(
         socket: Socket,
         metrics: Metrics,
@@ -166,22 +168,16 @@ impl Wire {
         pending
     }
 
-    /// Sends commands one directly behind the other. The last one takes the room until it is answered.
+    /// Sends commands one directly behind the other. The last one takes the room until it is
+    /// answered.
     pub(super) fn send_all<const N: usize>(
         self: &Arc<Self>,
         commands: [(&Cmd, Expects); N],
-        mut room: Option<Room>,
+        room: Option<Room>,
     ) -> [Pending; N] {
-        let now = Instant::now();
-        let mut state = self.state.lock();
-        let was_idle = state.pipeline.is_idle();
-        let slots = commands.map(|(cmd, expects)| state.pipeline.send(cmd, expects, now));
-        if let Some(last) = slots.last() {
-            state.take_room(*last, &mut room);
-        }
-        self.write_soon(&mut state, was_idle);
-        drop(state);
-        slots.map(|slot| self.pending(slot))
+        self.put(room, |pipeline, now| {
+            commands.map(|(cmd, expects)| pipeline.send(cmd, expects, now))
+        })
     }
 
     /// Sends a step alone or in a script with others.
@@ -189,23 +185,35 @@ impl Wire {
         self: &Arc<Self>,
         cmd: &Cmd,
         script: &'static Batchable,
-        mut room: Option<Room>,
+        room: Option<Room>,
     ) -> Pending {
+        let [step] = self.put(room, |pipeline, now| [pipeline.send_step(cmd, script, now)]);
+        step
+    }
+
+    /// Puts commands into the pipeline. The last one takes the room until it is answered.
+    fn put<const N: usize>(
+        self: &Arc<Self>,
+        mut room: Option<Room>,
+        put: impl FnOnce(&mut Pipeline, Instant) -> [SlotId; N],
+    ) -> [Pending; N] {
         let now = Instant::now();
         let mut state = self.state.lock();
         let was_idle = state.pipeline.is_idle();
-        let slot = state.pipeline.send_step(cmd, script, now);
-        state.take_room(slot, &mut room);
+        let slots = put(&mut state.pipeline, now);
+        if let Some(&last) = slots.last()
+            && room.is_some()
+            // Else it is answered already.
+            && state.pipeline.is_unanswered(last)
+        {
+            state.caller(last).room = room.take();
+        }
         self.write_soon(&mut state, was_idle);
         drop(state);
-        self.pending(slot)
-    }
-
-    fn pending(self: &Arc<Self>, slot: SlotId) -> Pending {
-        Pending {
+        slots.map(|slot| Pending {
             wire: self.clone(),
             slot: Some(slot),
-        }
+        })
     }
 
     /// Writes what is in the buffer, or lets the connection's task do it.
@@ -252,7 +260,8 @@ impl Wire {
     }
 }
 
-/// Returns small limits for three of four simulated connections, because few tasks reach the real ones.
+/// Returns small limits for three of four simulated connections, because few tasks reach the real
+/// ones.
 fn simulated_packing() -> Option<Packing> {
     if simulated_number(4)? == 0 {
         return None;
@@ -291,8 +300,8 @@ impl Drop for WireGuard {
     }
 }
 
-/// Who waits for an answer, and the room that the command takes. Neither is woken or dropped while the connection is
-/// locked: that may run code of others, which then come here.
+/// Who waits for an answer, and the room that the command takes. Neither is woken or dropped while
+/// the connection is locked: that may run code of others, which then come here.
 #[derive(Default)]
 struct Caller {
     waker: Option<Waker>,
@@ -305,13 +314,6 @@ impl State {
             self.callers.resize_with(slot + 1, Caller::default);
         }
         &mut self.callers[slot]
-    }
-
-    fn take_room(&mut self, slot: SlotId, room: &mut Option<Room>) {
-        // Else it is answered already.
-        if room.is_some() && self.pipeline.is_unanswered(slot) {
-            self.caller(slot).room = room.take();
-        }
     }
 
     /// Unlocks the connection, and then wakes the callers whose commands are answered.
@@ -328,7 +330,8 @@ impl State {
     }
 }
 
-/// The answer to a command. A caller that drops it does not wait any more: at once, if it needs no answer.
+/// The answer to a command. A caller that drops it does not wait any more: at once, if it needs no
+/// answer.
 pub(super) struct Pending {
     wire: Arc<Wire>,
     /// `None` when it was taken.
@@ -432,7 +435,8 @@ impl Driver {
         }
     }
 
-    /// Handles what arrived before a write failed: the server may have answered, and then closed the connection.
+    /// Handles what arrived before a write failed: the server may have answered, and then closed
+    /// the connection.
     async fn receive_rest(&self, reader: &mut Reader, decoder: &mut Decoder) {
         let rest = async {
             while let Ok(1..) = reader.read().await
@@ -526,7 +530,8 @@ impl Driver {
     }
 }
 
-/// Returns whether a reply on a connection with subscriptions is a message or the confirmation of a subscription.
+/// Returns whether a reply on a connection with subscriptions is a message or the confirmation of a
+/// subscription.
 fn is_message(reply: &[ScriptReply]) -> bool {
     let kind = reply.first().and_then(ScriptReply::as_text);
     matches!(kind, Some("message" | "subscribe" | "unsubscribe"))
@@ -651,8 +656,8 @@ mod tests {
         reader.into_iter().for_each(Waker::wake);
     }
 
-    /// Until the answer, whether its caller has gone, does something else or waits. Else callers that give up and start again
-    /// would fill the memory while a server does not answer.
+    /// Until the answer, whether its caller has gone, does something else or waits. Else callers
+    /// that give up and start again would fill the memory while a server does not answer.
     #[tokio::test]
     async fn commands_take_room_until_they_are_answered() {
         let (stream, rooms) = (Buffering::default(), Arc::new(Semaphore::new(4)));
@@ -680,7 +685,8 @@ mod tests {
         assert_eq!(rooms.available_permits(), 4, "nothing is sent any more");
     }
 
-    /// The server answers and closes the connection, and the next command is written before the answer is read.
+    /// The server answers and closes the connection, and the next command is written before the
+    /// answer is read.
     #[tokio::test]
     async fn answer_before_a_failed_write_is_received() {
         let stream = Buffering::default();

@@ -63,12 +63,15 @@ pub(super) struct Packing {
 impl Packing {
     pub(super) const fn new(is_written_by_callers: bool) -> Packing {
         Packing {
-            // With few callers it is faster if each sends its step at once, so that the server works while they do.
+            // With few callers it is faster if each sends its step at once, so that the server
+            // works while they do.
             alone: if is_written_by_callers { 32 } else { 1 },
-            // Several, so that the server has work while the client handles the answers to the others.
+            // Several, so that the server has work while the client handles the answers to the
+            // others.
             rounds: 8,
             most_rounds: 32,
-            // Larger scripts save the server little, and neither side has work while it waits for them.
+            // Larger scripts save the server little, and neither side has work while it waits for
+            // them.
             steps: 16,
         }
     }
@@ -147,11 +150,13 @@ pub(in super::super) enum Expects {
     Reply,
     /// With a message of this kind for each of this number of channels.
     Confirmations(&'static str, usize),
-    /// With messages, which may also arrive for other reasons, or an error. The command ends subscriptions.
+    /// With messages, which may also arrive for other reasons, or an error. The command ends
+    /// subscriptions.
     End,
 }
 
-/// What is sent behind the end of subscriptions: a command that every user may run, at any time, once more.
+/// What is sent behind the end of subscriptions: a command that every user may run, at any time,
+/// once more.
 const END: &[u8] = b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n";
 
 #[derive(Debug, Default)]
@@ -172,7 +177,8 @@ pub(super) struct Pipeline {
     rounds: VecDeque<Instant>,
     /// How many more than [`Packing::rounds`] may be in flight.
     more_rounds: usize,
-    /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
+    /// The slots whose commands are answered, also if their callers have gone, until they are taken
+    /// from here.
     pub(super) answered: Vec<SlotId>,
     packing: Packing,
     ended: bool,
@@ -280,7 +286,8 @@ impl Pipeline {
         self.queues.iter().position(is_due)
     }
 
-    /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of steps of each script.
+    /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of
+    /// steps of each script.
     pub(super) fn pack(&mut self, now: Instant, mut packed: impl FnMut(usize)) {
         let expected = self.expected.len();
         let mut least = self.least_steps();
@@ -330,7 +337,8 @@ impl Pipeline {
             Some(Expected::Confirmations { slot, kind, .. }) => match reply {
                 ScriptReply::Error(_) => self.answer(slot, Some(reply)),
                 reply => {
-                    // If it is a confirmation, messages are replies, too, and nothing behind it can be told from them.
+                    // If it is a confirmation, messages are replies, too, and nothing behind it can
+                    // be told from them.
                     let is_message =
                         matches!(&reply, ScriptReply::List(list) if is_of_kind(list, kind));
                     return Err(Malformed {
@@ -584,7 +592,7 @@ mod tests {
     /// Returns what the server replies: the key of each step.
     fn reply_to(command: &[String]) -> ScriptReply {
         let keys: usize = command[2].parse().unwrap();
-        let key = |key: &String| ScriptReply::Bytes(key.as_bytes().to_vec());
+        let key = |key: &String| ScriptReply::from(&**key);
         match &command[3..3 + keys] {
             [one] => key(one),
             more => ScriptReply::List(more.iter().map(key).collect()),
@@ -612,6 +620,14 @@ mod tests {
 
     fn get(pipeline: &mut Pipeline, number: usize) -> SlotId {
         pipeline.send_step(&step("get", number), script(&GET), Instant::now())
+    }
+
+    /// Packs two steps behind a PING. Returns their slots.
+    fn pack_two(pipeline: &mut Pipeline) -> [SlotId; 2] {
+        ping(pipeline);
+        let slots = [1, 2].map(|number| get(pipeline, number));
+        pack(pipeline);
+        slots
     }
 
     fn receive(pipeline: &mut Pipeline, reply: ScriptReply) -> Vec<SlotId> {
@@ -698,7 +714,7 @@ mod tests {
         assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), slots);
         for (slot, number) in slots.into_iter().zip(1..) {
             let answered = pipeline.take(slot).unwrap();
-            let key = ScriptReply::Bytes(format!("key{number}").into_bytes());
+            let key = ScriptReply::from(&*format!("key{number}"));
             assert_eq!(answered.reply, Some(key));
             assert!(!answered.refused);
             // Not when it was answered, or earlier: leases count from here.
@@ -741,7 +757,8 @@ mod tests {
         }
     }
 
-    /// It takes the others with it. Else releases would wait as long as there are full scripts of acquisitions.
+    /// It takes the others with it. Else releases would wait as long as there are full scripts of
+    /// acquisitions.
     #[test]
     fn full_script_does_not_wait() {
         let mut pipeline = Pipeline::default();
@@ -765,15 +782,11 @@ mod tests {
     #[test]
     fn error_of_a_step_is_no_refusal_of_its_script() {
         let mut pipeline = Pipeline::default();
-        ping(&mut pipeline);
-        let slots = [1, 2].map(|number| get(&mut pipeline, number));
-        pack(&mut pipeline);
+        let slots = pack_two(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
-        let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
-        receive(
-            &mut pipeline,
-            ScriptReply::List(vec![error.clone(), ScriptReply::Nil]),
-        );
+        let error = ScriptReply::error("NOPERM no");
+        let replies = ScriptReply::List(vec![error.clone(), ScriptReply::Nil]);
+        receive(&mut pipeline, replies);
         let answered = pipeline.take(slots[0]).unwrap();
         assert_eq!(answered.reply, Some(error));
         assert!(!answered.refused);
@@ -798,9 +811,7 @@ mod tests {
     fn unknown_script_is_sent_with_its_source_again() {
         let mut pipeline = Pipeline::default();
         let send_two = |pipeline: &mut Pipeline| {
-            ping(pipeline);
-            let slots = [1, 2].map(|number| get(pipeline, number));
-            pack(pipeline);
+            let slots = pack_two(pipeline);
             let command = written(pipeline).pop().unwrap();
             (slots, command[0].clone())
         };
@@ -812,7 +823,7 @@ mod tests {
         let list = ScriptReply::List(vec![ScriptReply::Nil, ScriptReply::Nil]);
         assert_eq!(receive(&mut pipeline, list), first);
         receive(&mut pipeline, ScriptReply::Nil);
-        let error = ScriptReply::Error(ErrorReply::new("NOSCRIPT No matching script.".to_owned()));
+        let error = ScriptReply::error("NOSCRIPT No matching script.");
         assert_eq!(receive(&mut pipeline, error.clone()), second);
         for slot in second {
             let answered = pipeline.take(slot).unwrap();
@@ -851,16 +862,14 @@ mod tests {
     #[test]
     fn subscriptions_are_confirmed_by_messages_or_refused() {
         let mut pipeline = Pipeline::default();
-        let message = |kind: &str, channel: &str| {
-            [kind, channel].map(|text| ScriptReply::Bytes(text.as_bytes().to_vec()))
-        };
+        let message = |kind, channel| [kind, channel].map(ScriptReply::from);
         let subscribe = Cmd::of(&["SUBSCRIBE", "a", "b"]);
         let expects = Expects::Confirmations("subscribe", 2);
         for refused in [false, true] {
             let slot = pipeline.send(&subscribe, expects, Instant::now());
             let later = ping(&mut pipeline);
             if refused {
-                let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+                let error = ScriptReply::error("NOPERM no");
                 assert_eq!(receive(&mut pipeline, error), [slot]);
             } else {
                 for other in [message("message", "a"), message("ssubscribe", "a")] {
@@ -888,20 +897,19 @@ mod tests {
         assert!(error.contains("in place of the confirmation"), "{error}");
     }
 
-    /// The server may end the subscription at the same time because the slot moves away, and then says so twice: with the
-    /// message of an end, and with an error.
+    /// The server may end the subscription at the same time because the slot moves away, and then
+    /// says so twice: with the message of an end, and with an error.
     #[test]
     fn end_of_a_subscription_takes_no_reply_of_others() {
-        for error in [None, Some(ErrorReply::new("MOVED 1 :2".to_owned()))] {
+        for error in [None, Some(ErrorReply::new("MOVED 1 :2"))] {
             let mut pipeline = Pipeline::default();
             let end = Cmd::of(&["SUNSUBSCRIBE", "b"]);
             let slot = pipeline.send(&end, Expects::End, Instant::now());
             let subscribe = Cmd::of(&["SSUBSCRIBE", "d"]);
             let expects = Expects::Confirmations("ssubscribe", 1);
             let later = pipeline.send(&subscribe, expects, Instant::now());
-            let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
             for _ in 0..2 {
-                pipeline.confirm(&[text("sunsubscribe"), text("b")]);
+                pipeline.confirm(&["sunsubscribe", "b"].map(ScriptReply::from));
             }
             assert!(pipeline.answered.is_empty());
             if let Some(error) = error.clone() {
@@ -911,7 +919,7 @@ mod tests {
             assert_eq!(receive(&mut pipeline, hello), [slot]);
             let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
             assert_eq!(pipeline.take(slot).unwrap().reply, Some(reply));
-            pipeline.confirm(&[text("ssubscribe"), text("d")]);
+            pipeline.confirm(&["ssubscribe", "d"].map(ScriptReply::from));
             assert_eq!(pipeline.answered, [later]);
         }
     }
@@ -935,9 +943,7 @@ mod tests {
             );
             assert!(error.len() < 200, "{error}");
         }
-        ping(&mut pipeline);
-        let slots = [1, 2].map(|number| get(&mut pipeline, number));
-        pack(&mut pipeline);
+        let slots = pack_two(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
         let reply = ScriptReply::List(vec![ScriptReply::Nil; 3]);
         let error = pipeline.receive(reply, Instant::now()).unwrap_err();
@@ -1007,8 +1013,9 @@ mod tests {
     }
 
     proptest! {
-        /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
-        /// never arrives, and whatever else was sent arrives once. In the end no caller waits.
+        /// Each caller gets the reply to its own command, or learns whether it was sent. What is
+        /// canceled before it is sent never arrives, and whatever else was sent arrives once. In
+        /// the end no caller waits.
         #[test]
         fn each_caller_gets_its_own_reply(moves in moves(), packing in packing()) {
             let mut pipeline = Pipeline::new(packing);

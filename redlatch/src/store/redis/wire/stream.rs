@@ -17,9 +17,9 @@ use tokio::task::JoinSet;
 
 use crate::sync::Mutex;
 
-/// Time without any acknowledgment after which the kernel considers the connection broken. Without it, a
-/// server that vanished (no RST) would block the one connection for minutes. A server that is only stopped
-/// still acknowledges and is not affected.
+/// Time without any acknowledgment after which the kernel considers the connection broken. Without
+/// it, a server that vanished (no RST) would block the one connection for minutes. A server that is
+/// only stopped still acknowledges and is not affected.
 const TCP_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(in super::super) trait OtherStream:
@@ -125,24 +125,18 @@ impl Writer {
     /// Writes some bytes.
     pub(super) fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
-            let written = match self {
-                Writer::Tcp(stream) => {
-                    ready!(stream.as_ref().poll_write_ready(cx))?;
-                    stream.try_write(bytes)
-                }
+            match self {
+                Writer::Tcp(stream) => ready!(stream.as_ref().poll_write_ready(cx))?,
                 #[cfg(unix)]
-                Writer::Unix(stream) => {
-                    ready!(stream.as_ref().poll_write_ready(cx))?;
-                    stream.try_write(bytes)
-                }
+                Writer::Unix(stream) => ready!(stream.as_ref().poll_write_ready(cx))?,
                 Writer::Other(stream) => {
                     return match &mut *stream.0.lock() {
                         Some(stream) => Pin::new(stream).poll_write(cx, bytes),
                         None => Poll::Ready(Ok(0)),
                     };
                 }
-            };
-            match written {
+            }
+            match self.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 written => return Poll::Ready(written),
             }
@@ -161,10 +155,12 @@ impl Writer {
     }
 }
 
-/// What the connection's task reads, and what it has not yet decoded of it. Its memory is used again, without being cleared each time.
+/// What the connection's task reads, and what it has not yet decoded of it. Its memory is used
+/// again, without being cleared each time.
 pub(super) struct Reader {
-    /// A half of its own, not a reference to the stream: only this way tokio knows after a read that filled less than the buffer
-    /// that there is no more, and does not ask the kernel once more.
+    /// A half of its own, not a reference to the stream: only this way tokio knows after a read
+    /// that filled less than the buffer that there is no more, and does not ask the kernel once
+    /// more.
     stream: Box<dyn AsyncRead + Send + Unpin>,
     bytes: Vec<u8>,
     filled: usize,
@@ -182,7 +178,8 @@ impl Reader {
         }
     }
 
-    /// Reads what has arrived: at least one byte, unless the stream has ended. The buffer grows with what has arrived.
+    /// Reads what has arrived: at least one byte, unless the stream has ended. The buffer grows
+    /// with what has arrived.
     pub(super) async fn read(&mut self) -> io::Result<usize> {
         if self.filled == self.bytes.len() {
             self.bytes.resize(self.bytes.len() * 2, 0);
