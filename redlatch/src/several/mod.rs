@@ -12,4 +12,6 @@ pub(crate) mod red;
 
 pub(crate) use self::any_lost::any_lost;
 pub use self::member::Member;
-pub(crate) use self::member::{request_metrics, shortest_outage_limit, validated};
+pub(crate) use self::member::{
+    remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+};

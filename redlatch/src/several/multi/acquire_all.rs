@@ -37,6 +37,16 @@ pub(crate) fn acquire_all(parts: Vec<Part<'_>>) -> Step<'_, AllOrNone<u64>> {
     )
 }
 
+/// Acquires one object with its own script.
+pub(crate) fn alone(acquire: Step<'_, Outcome>) -> Step<'_, AllOrNone<u64>> {
+    acquire.map(|outcome| {
+        Ok(match outcome {
+            Outcome::Done(token) => AllOrNone::Acquired(vec![token]),
+            Outcome::Wait(left) => AllOrNone::Blocked(0, left),
+        })
+    })
+}
+
 /// Adds one call of a member's script: its number, the counts of its keys and arguments, and these.
 fn add_call<'a, R>(
     keys: &mut Keys<'a>,

@@ -23,7 +23,9 @@ use crate::lease::{Expiry, Lease};
 use crate::locks::{Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire};
 use crate::metrics::{Kind, KindMetrics};
 use crate::owner::Owner;
-use crate::several::{Member, request_metrics, shortest_outage_limit, validated};
+use crate::several::{
+    Member, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+};
 use crate::store::Progress;
 
 /// A lock on several independent servers, held by the owner to which a majority granted it
@@ -158,9 +160,7 @@ impl RedLock {
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         let members = validated(&self.members)?;
         let member_timeout = self.checked_member_timeout(shortest_lease(&members, None))?;
-        for member in &members {
-            member.session().background.remember_runtime()?;
-        }
+        remember_runtime(&members)?;
         let queries = members.iter().map(|member| async move {
             let answer = tokio::time::timeout(member_timeout, member.lock.is_held_by(owner)).await;
             answer.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
@@ -243,12 +243,7 @@ impl AcquireOnce for RedLock {
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldMajority>> {
         let (lease, named) = (options.lease()?, options.owner()?);
         let members = validated(&self.members)?;
-        let Some(first) = members.first() else {
-            return Ok(None);
-        };
-        for member in &members {
-            member.session().background.remember_runtime()?;
-        }
+        remember_runtime(&members)?;
         let hold_limits = options.hold_limits()?;
         let shortest = shortest_lease(&members, lease);
         if shortest <= clock_drift(shortest) {
@@ -275,32 +270,23 @@ impl AcquireOnce for RedLock {
             queue_name: queue_name(&members),
             tries: 0,
             failure: None,
-            owner_is_named: named.is_some(),
             outage: match limits.waits() {
                 true => limits.outage,
                 false => Expiry::Never,
             },
             progress: &progress,
         };
-        let span = tracing::debug_span!(
-            "acquire",
-            lock = first.object().full_name(),
-            members = members.len(),
-            owner = owner.number()
-        );
-        let waiting = &first.session().waiting;
-        let acquiring = waiting.within(&limits, &progress, &mut request);
-        match acquiring.instrument(span).await? {
+        let first = members[0].session();
+        let acquiring = first.waiting.within(&limits, &progress, &mut request);
+        match acquiring.instrument(span(&members, owner)).await? {
             Some(majority) => {
                 majority.start_limits(hold_limits);
                 let requests = MemberRequests {
                     majority: majority.clone(),
-                    owner,
                     ends: lease.map(|_| Instant::now() + majority.valid_for()),
-                    member_timeout,
                 };
                 requests.start(first);
-                Ok(Some(HeldMajority { owner, majority }))
+                Ok(Some(HeldMajority(majority)))
             }
             // `failure` is set if so many members failed in the last round that the others could not form a
             // quorum. Otherwise the lock was refused.

@@ -29,8 +29,8 @@ use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::join::join_all;
 use crate::lease::Lease;
-use crate::owner::Owner;
 use crate::runtime::sleep_until;
+use crate::session::Session;
 use crate::several::{Member, any_lost};
 
 /// Decides which members are requested again, without a clock.
@@ -96,16 +96,14 @@ fn pause(requests: u32) -> Duration {
 /// The requests for missing members of one held RedLock.
 pub(super) struct MemberRequests {
     pub(super) majority: Arc<Majority>,
-    pub(super) owner: Owner,
     /// When the lock ends, if its lease is fixed.
     pub(super) ends: Option<Instant>,
-    pub(super) member_timeout: Duration,
 }
 
 impl MemberRequests {
     /// Requests missing members in the background for as long as the lock is held.
-    pub(super) fn start(self, first: &Member) {
-        if let Some(runtime) = first.session().background.runtime() {
+    pub(super) fn start(self, first: &Session) {
+        if let Some(runtime) = first.background.runtime() {
             runtime.spawn(task(self.run()));
         }
     }
@@ -139,17 +137,21 @@ impl MemberRequests {
 
     /// Requests a member once. The end of the lock drops this, which settles the request.
     async fn request(&self, i: usize) {
-        let running = self.majority.begin_request(i);
-        Counted::new(Box::pin(self.request_counted(i)), running).await;
+        let (member, running) = self.majority.begin_request(i);
+        Counted::new(Box::pin(self.request_counted(i, &member)), running).await;
     }
 
-    async fn request_counted(&self, i: usize) {
-        let member = self.majority.member(i);
+    async fn request_counted(&self, i: usize, member: &Member) {
+        let Majority {
+            owner,
+            member_timeout,
+            ..
+        } = *self.majority;
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
-        let requested = match member.lock.hold_ref(self.owner) {
-            Ok(hold_ref) => request_member(&member, hold_ref, terms, self.member_timeout).await,
+        let requested = match member.lock.hold_ref(owner) {
+            Ok(hold_ref) => request_member(member, hold_ref, terms, member_timeout).await,
             Err(error) => Err(error),
         };
         match requested {
@@ -167,26 +169,23 @@ impl MemberRequests {
             }
         }
     }
-}
 
-impl MemberRequests {
     /// Asks the stores which of the counted members are still held. One that is not is checked again by its client, which reports
     /// the loss.
     async fn confirm(&self) -> Vec<bool> {
-        let checks = self.majority.held().into_iter().map(|held| async move {
-            let (member, hold_ref) = held?;
-            let check = timeout(self.member_timeout, member.lock.is_held_by(self.owner));
-            match check.await {
-                Ok(Ok(true)) => Some(()),
-                Ok(Ok(false)) => {
-                    hold_ref.verify_in_background();
-                    None
-                }
-                Ok(Err(_)) | Err(_) => None,
+        let majority = &self.majority;
+        let checks = majority.held().into_iter().map(|held| async move {
+            let Some((member, hold_ref)) = held else {
+                return false;
+            };
+            let check = member.lock.is_held_by(majority.owner);
+            let answer = timeout(majority.member_timeout, check).await;
+            if let Ok(Ok(false)) = answer {
+                hold_ref.verify_in_background();
             }
+            matches!(answer, Ok(Ok(true)))
         });
-        let confirmed = join_all(checks).await;
-        confirmed.iter().map(Option::is_some).collect()
+        join_all(checks).await
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::held::{Majority, MemberHold};
+use super::held::{Majority, MemberHold, quorum_valid_for, take_holds};
 use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -44,15 +44,10 @@ pub(super) struct RedLockRequest<'a> {
     pub(super) tries: u32,
     /// The first error of the latest round, if so many members failed that the others could not form a quorum.
     pub(super) failure: Option<Error>,
-    /// Whether callers may name the owner, and acquire for it concurrently.
-    pub(super) owner_is_named: bool,
     /// When waiting fails while no quorum can be reached.
     pub(super) outage: Expiry,
     pub(super) progress: &'a Progress,
 }
-
-/// The members that a quorum granted.
-pub(super) type Grant = Arc<Majority>;
 
 /// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
 /// the background.
@@ -90,8 +85,13 @@ pub(super) async fn request_member(
 }
 
 impl RedLockRequest<'_> {
+    fn next_pause(&mut self) -> Duration {
+        self.tries = self.tries.saturating_add(1);
+        self.backoff.pause(self.tries - 1)
+    }
+
     /// Runs rounds with pauses in between.
-    async fn repeat_rounds(&mut self, waits: bool) -> Result<Option<Grant>> {
+    async fn repeat_rounds(&mut self, waits: bool) -> Result<Option<Arc<Majority>>> {
         loop {
             if let Some(grant) = self.round().await? {
                 return Ok(Some(grant));
@@ -99,14 +99,12 @@ impl RedLockRequest<'_> {
             if !waits {
                 return Ok(None);
             }
-            let pause = self.backoff.pause(self.tries);
-            self.tries = self.tries.saturating_add(1);
-            sleep(pause).await;
+            sleep(self.next_pause()).await;
         }
     }
 
     /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
-    async fn round(&mut self) -> Result<Option<Grant>> {
+    async fn round(&mut self) -> Result<Option<Arc<Majority>>> {
         let begun = Instant::now();
         let mut holds = Vec::with_capacity(self.members.len());
         for member in self.members {
@@ -127,20 +125,16 @@ impl RedLockRequest<'_> {
                 errors.push(error);
                 None
             });
-            let member = member.clone();
-            members.push(MemberHold { member, held });
+            members.push(MemberHold::new(member.clone(), held));
         }
-        let had = members.iter().filter(|one| one.held.is_some()).count();
-        let majority = Majority::new(members, self.member_timeout);
-        if !majority.quorum_valid_for().is_zero() {
+        if !quorum_valid_for(&members).is_zero() {
+            let majority = Majority::new(self.owner, members, member_timeout);
             return Ok(Some(Arc::new(majority)));
         }
-        tracing::debug!(had, of = self.members.len(), "no quorum");
-        let releases = majority
-            .take()
-            .into_iter()
-            .map(|held_member| timeout(member_timeout, held_member.release()));
-        join_all(releases).await;
+        let granted = take_holds(&mut members);
+        tracing::debug!(had = granted.len(), of = members.len(), "no quorum");
+        let releases = granted.into_iter();
+        join_all(releases.map(|held| timeout(member_timeout, held.release()))).await;
         // Whether so many members failed that the others cannot form a quorum.
         let members = self.members.len();
         let decides = |errors: usize| members - errors.min(members) < quorum(members);
@@ -170,19 +164,22 @@ impl RedLockRequest<'_> {
 }
 
 impl Request for RedLockRequest<'_> {
-    type Acquired = Grant;
+    type Acquired = Arc<Majority>;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<Grant>> {
-        match (self.owner_is_named, self.members.first()) {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Arc<Majority>>> {
+        match self.owner.is_anonymous() {
+            true => {
+                let waiting = &self.members[0].session().waiting;
+                waiting.acquire(self, waits).await
+            }
             // An owner that may already hold the lock must not wait behind its waiters.
-            (true, _) | (_, None) => self.repeat_rounds(waits).await,
-            (false, Some(first)) => first.session().waiting.acquire(self, waits).await,
+            false => self.repeat_rounds(waits).await,
         }
     }
 }
 
 impl Attempt for RedLockRequest<'_> {
-    type Grant = Grant;
+    type Grant = Arc<Majority>;
 
     fn channel(&self) -> &str {
         &self.queue_name
@@ -192,7 +189,7 @@ impl Attempt for RedLockRequest<'_> {
         &self.queue_name
     }
 
-    async fn send(&mut self, _: bool) -> Result<Outcome<Grant>> {
+    async fn send(&mut self, _: bool) -> Result<Outcome<Arc<Majority>>> {
         Ok(match self.round().await? {
             Some(grant) => Outcome::Done(grant),
             None => Outcome::Wait(Expiry::In(Duration::ZERO)),
@@ -208,7 +205,6 @@ impl Attempt for RedLockRequest<'_> {
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        self.tries = self.tries.saturating_add(1);
-        Some(self.backoff.pause(self.tries - 1))
+        Some(self.next_pause())
     }
 }
