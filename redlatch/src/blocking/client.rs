@@ -57,26 +57,6 @@ impl Client {
         Client { inner, worker }
     }
 
-    /// Returns the kind and state of the object `name`: [`crate::Client::inspect`].
-    pub fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
-        let (client, name) = (self.inner.clone(), name.to_owned());
-        self.worker
-            .run(async move { client.inspect(&name).await })?
-    }
-
-    /// Returns the owners that wait for the object `name`: [`crate::Client::waiters`].
-    pub fn waiters(&self, name: &str) -> Result<Vec<WaitingOwner>> {
-        let (client, name) = (self.inner.clone(), name.to_owned());
-        self.worker
-            .run(async move { client.waiters(&name).await })?
-    }
-
-    /// Returns which owners wait for which objects: [`crate::Client::wait_graph`].
-    pub fn wait_graph(&self) -> Result<WaitGraph> {
-        let client = self.inner.clone();
-        self.worker.run(async move { client.wait_graph().await })?
-    }
-
     /// Lists the objects whose names match a pattern: [`crate::Client::list`].
     pub fn list(&self, pattern: &str) -> Listing {
         Listing(Polled::new(self.inner.list(pattern), &self.worker))
@@ -85,12 +65,6 @@ impl Client {
     /// Returns the events of the objects whose names match a pattern: [`crate::Client::watch`].
     pub fn watch(&self, pattern: &str) -> Watch {
         Watch(Polled::new(self.inner.watch(pattern), &self.worker))
-    }
-
-    /// Waits for an answer of the store: [`crate::Client::ping`].
-    pub fn ping(&self) -> Result<Duration> {
-        let client = self.inner.clone();
-        self.worker.run(async move { client.ping().await })?
     }
 
     /// Blocks until no background work is left: [`crate::Client::flush`].
@@ -126,6 +100,10 @@ forward! { [Client] "crate::Client" {
     get id() -> &str;
     get owner_id(owner: Owner) -> OwnerId;
     get status() -> ClientStatus;
+    run inspect(name: &str) -> Option<ObjectState>;
+    run waiters(name: &str) -> Vec<WaitingOwner>;
+    run wait_graph() -> WaitGraph;
+    run ping() -> Duration;
 } }
 
 impl crate::Client {
