@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::RequestInfo;
-use super::step::{ClientHash, INSTANCE};
+use super::step::{ClientHash, INSTANCE, Setting};
 use crate::environment::ProcessInfo;
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of, writer_field};
 use crate::owner::{ClientId, Owner, OwnerId};
@@ -140,21 +140,27 @@ pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
     format!(" {kind} {task} {}", shortened(note))
 }
 
-/// Returns the fields about the client itself, without its age.
-pub(super) fn client_texts(
+/// Returns the fields about the client itself.
+pub(super) fn client_settings(
     process: &ProcessInfo,
     label: Option<&str>,
-) -> impl Iterator<Item = (&'static str, String)> {
-    let ProcessInfo { host, pid, program } = process;
-    let texts = [
-        ("host", Some(shortened(host).to_owned())),
-        ("pid", Some(pid.to_string())),
-        ("program", Some(shortened(program).to_owned())),
-        ("version", Some(env!("CARGO_PKG_VERSION").to_owned())),
-        ("label", label.map(|label| shortened(label).to_owned())),
+    instance: &str,
+    age: Duration,
+) -> Vec<Setting> {
+    let started = Setting {
+        age: Some(age),
+        ..Setting::text("started", "")
+    };
+    let all = [
+        Setting::text("host", shortened(&process.host)),
+        Setting::text("pid", process.pid.to_string()),
+        Setting::text("program", shortened(&process.program)),
+        Setting::text("version", env!("CARGO_PKG_VERSION")),
+        Setting::text(INSTANCE, instance),
+        started,
     ];
-    let present = texts.into_iter();
-    present.filter_map(|(field, text)| Some((field, text?)))
+    let label = label.map(|label| Setting::text("label", shortened(label)));
+    all.into_iter().chain(label).collect()
 }
 
 /// Returns the beginning of a text that is too long.

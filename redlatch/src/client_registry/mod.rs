@@ -41,7 +41,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::step::{INSTANCE, Setting, Write};
+use self::step::{Setting, Write};
 use crate::background::Background;
 use crate::backoff::Backoff;
 use crate::environment::{ProcessInfo, process_info, task, task_id};
@@ -437,19 +437,8 @@ impl Shared {
     }
 
     fn client_settings(&self, process: &ProcessInfo) -> Vec<Setting> {
-        let started = Setting {
-            field: "started".into(),
-            age: Some(self.created.elapsed()),
-            text: String::new(),
-        };
-        let text = |(field, text): (&str, String)| Setting {
-            field: field.into(),
-            age: None,
-            text,
-        };
-        let texts = entry::client_texts(process, self.label.as_deref()).map(text);
-        let instance = text((INSTANCE, self.instance.clone()));
-        texts.chain([started, instance]).collect()
+        let age = self.created.elapsed();
+        entry::client_settings(process, self.label.as_deref(), &self.instance, age)
     }
 
     /// Handles the end of an attempt to write.

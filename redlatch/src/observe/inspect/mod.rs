@@ -132,51 +132,9 @@ pub(crate) async fn look_up<'a>(
     session: &Session,
     objects: impl Iterator<Item = (&'a str, &'a mut ObjectState)>,
 ) {
-    let mut places = Vec::new();
-    for (key, state) in objects {
-        places.extend(state.owners().map(|owner| (key, owner)));
-    }
-    let sought: Vec<_> = places
-        .iter()
-        .map(|(key, owner)| Sought {
-            role: owner.role,
-            key,
-            owner: owner.id,
-            writes: owner.writes,
-        })
-        .collect();
-    let found = session.registration.look_up(&session.store, &sought).await;
-    for ((_, owner), entry) in places.into_iter().zip(found) {
-        *owner.registered = entry;
-    }
-}
-
-/// A holder or waiter of an object, and where its entry belongs.
-struct ObjectOwner<'a> {
-    role: Role,
-    id: &'a OwnerId,
-    writes: bool,
-    registered: &'a mut Option<RegistryEntry>,
-}
-
-impl ObjectOwner<'_> {
-    fn of_holder(holder: &mut Holder, writes: bool) -> ObjectOwner<'_> {
-        ObjectOwner {
-            role: Role::Holds,
-            id: &holder.owner,
-            writes,
-            registered: &mut holder.registered,
-        }
-    }
-
-    fn of_waiter(waiter: &mut Waiter) -> ObjectOwner<'_> {
-        ObjectOwner {
-            role: Role::Waits,
-            id: &waiter.owner,
-            writes: false,
-            registered: &mut waiter.registered,
-        }
-    }
+    let sought = objects.flat_map(|(key, state)| state.owners(key));
+    let registration = &session.registration;
+    registration.look_up(&session.store, sought.collect()).await;
 }
 
 /// The kind of an object, as far as its data in the store shows it: see [`ObjectState::kind`].
@@ -211,8 +169,8 @@ impl ObjectState {
         }
     }
 
-    /// Returns all holders and waiters that the state names.
-    fn owners(&mut self) -> impl Iterator<Item = ObjectOwner<'_>> {
+    /// Returns all holders and waiters that the state names. `key`: that of the object.
+    pub(crate) fn owners<'a>(&'a mut self, key: &'a str) -> impl Iterator<Item = Sought<'a>> {
         let (writer, holders, queue) = match self {
             ObjectState::Lock { holder, queue, .. } => {
                 (None, holder.as_mut_slice(), &mut queue[..])
@@ -224,10 +182,21 @@ impl ObjectState {
                 (None, &mut [][..], &mut [][..])
             }
         };
-        let holder = |holder| ObjectOwner::of_holder(holder, false);
-        let writer = writer.map(|writer| ObjectOwner::of_holder(writer, true));
-        let holders = writer.into_iter().chain(holders.iter_mut().map(holder));
-        holders.chain(queue.iter_mut().map(ObjectOwner::of_waiter))
+        let sought = move |role, writes, owner, entry| Sought {
+            role,
+            key,
+            owner,
+            writes,
+            entry,
+        };
+        let holder = move |writes, it: &'a mut Holder| {
+            sought(Role::Holds, writes, &it.owner, &mut it.registered)
+        };
+        let waiter =
+            move |it: &'a mut Waiter| sought(Role::Waits, false, &it.owner, &mut it.registered);
+        let writer = writer.into_iter().map(move |it| holder(true, it));
+        let holders = holders.iter_mut().map(move |it| holder(false, it));
+        writer.chain(holders).chain(queue.iter_mut().map(waiter))
     }
 
     /// Returns all holders of a lock: writer and readers, or the single holder.
