@@ -498,15 +498,17 @@ pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
 /// Returns the key of the object that may have changed with this key: itself, or that of the object to which a queue
 /// belongs. The second one shares its queue, if there is one (`a` and `{a}`).
 pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
-    let queue_of = key
-        .strip_prefix(QUEUE)
-        .and_then(|rest| rest.strip_prefix(':'));
-    let Some(name) = queue_of else {
-        return (!is_extra_key(key)).then_some((key, None));
-    };
-    let inside = name
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
+    match objects_of_queue(key) {
+        None => (!is_extra_key(key)).then_some((key, None)),
+        found => found,
+    }
+}
+
+/// Returns the key of the fair lock to which a queue belongs, and the one that shares the queue, if
+/// there is one: the locks `a` and `{a}` have one queue.
+fn objects_of_queue(queue: &str) -> Option<(&str, Option<&str>)> {
+    let name = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
+    let inside = name.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     match inside.filter(|inside| !inside.contains(['{', '}'])) {
         Some(inside) => Some((inside, Some(name))),
         None => Some((name, None)),
@@ -538,12 +540,7 @@ pub(crate) const FAIR_QUEUE_PATTERN: &str = "redisson_lock_queue:*{*}*";
 
 /// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one queue; this is `a`.)
 pub(crate) fn object_of_queue(queue: &str) -> Option<&str> {
-    let rest = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
-    let inside = rest
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
-    let plain = inside.filter(|inside| !inside.contains(['{', '}']));
-    Some(plain.unwrap_or(rest))
+    objects_of_queue(queue).map(|(object, _)| object)
 }
 
 /// Returns the key of the hash in which a client registers itself (redlatch's own, not in Redisson). It has no prefix, as

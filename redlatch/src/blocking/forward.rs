@@ -1,7 +1,8 @@
 //! Generates the methods that do nothing but call the async method of the same name. A test compares the
 //! two APIs.
 
-/// Implements methods of a type with the fields `inner` and `worker`. Each line is one method:
+/// Implements methods of a type with the fields `inner` and `worker`, or of two such types.
+/// Each line is one method:
 ///
 /// - `get`: returns what the async type returns, without a round trip.
 /// - `set`: changes a setting, and returns the handle.
@@ -13,6 +14,10 @@ macro_rules! forward {
         impl $($impl)* {
             $crate::blocking::forward::forward!(@ $link $($method)*);
         }
+    };
+    ([$($one:tt)*] $of_one:literal, [$($other:tt)*] $of_other:literal { $($method:tt)* }) => {
+        $crate::blocking::forward::forward!([$($one)*] $of_one { $($method)* });
+        $crate::blocking::forward::forward!([$($other)*] $of_other { $($method)* });
     };
     (@ $link:literal) => {};
     (@ $link:literal get $name:ident($($arg:ident: $type:ty),*) -> $output:ty; $($rest:tt)*) => {

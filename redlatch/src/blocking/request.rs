@@ -147,52 +147,28 @@ impl TryWait {
     }
 }
 
-forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire" {
+forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire", [Wait] "crate::Wait" {
     set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
-forward! { [<R: HasLease> Acquire<R>] "crate::Acquire" {
+forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire", [TryWait] "crate::TryWait" {
+    set wait(wait: Duration);
+    set outage_limit(limit: impl Into<Option<Duration>>);
+} }
+
+forward! { [<R: HasLease> Acquire<R>] "crate::Acquire", [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
     set lease(lease: Duration);
     set at_most(limit: Duration);
     set fed_every(interval: Duration);
     set note(note: impl Into<String>);
 } }
 
-forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire" {
+forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire", [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {
     set owner(owner: Owner);
 } }
 
-forward! { [<R: HasMinimum> Acquire<R>] "crate::Acquire" {
+forward! { [<R: HasMinimum> Acquire<R>] "crate::Acquire", [<R: HasMinimum> TryAcquire<R>] "crate::TryAcquire" {
     set at_least(at_least: Duration);
-} }
-
-forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire" {
-    set wait(wait: Duration);
-    set outage_limit(limit: impl Into<Option<Duration>>);
-} }
-
-forward! { [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
-    set lease(lease: Duration);
-    set at_most(limit: Duration);
-    set fed_every(interval: Duration);
-    set note(note: impl Into<String>);
-} }
-
-forward! { [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {
-    set owner(owner: Owner);
-} }
-
-forward! { [<R: HasMinimum> TryAcquire<R>] "crate::TryAcquire" {
-    set at_least(at_least: Duration);
-} }
-
-forward! { [Wait] "crate::Wait" {
-    set outage_limit(limit: impl Into<Option<Duration>>);
-} }
-
-forward! { [TryWait] "crate::TryWait" {
-    set wait(wait: Duration);
-    set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
 forward! { [TrySetPermits] "crate::TrySetPermits" {

@@ -106,7 +106,7 @@ fn read_methods(source: &str, methods: &mut Methods, awaits: &mut BTreeSet<Strin
             types = match header {
                 " $lock {" => vec!["MultiLock", "RedLock"],
                 _ if header.contains(" for ") => Vec::new(),
-                _ => vec![type_name(header)],
+                _ => header.split(", [").map(type_name).collect(),
             };
             end = format!("{indent}}}");
         } else if line.starts_with(&end) {

@@ -268,24 +268,12 @@ impl KindHandles {
             let kind = Label::from_static_parts("kind", kind.attribute());
             let name = name.map(|name| Label::new("name", name.to_owned()));
             let outcome = outcome.map(|(key, value)| Label::from_static_parts(key, value));
-            [kind]
-                .into_iter()
-                .chain(name)
-                .chain(outcome)
-                .collect::<Vec<_>>()
+            let all = [Some(kind), name, outcome].into_iter().flatten();
+            all.collect::<Vec<_>>()
         };
-        let wait = |outcome| {
-            histogram!(
-                "redlatch.lock.wait.duration",
-                labels(Some(("outcome", outcome)))
-            )
-        };
-        let hold = |outcome| {
-            histogram!(
-                "redlatch.lock.hold.duration",
-                labels(Some(("outcome", outcome)))
-            )
-        };
+        let duration = |name, outcome| histogram!(name, labels(Some(("outcome", outcome))));
+        let wait = |outcome| duration("redlatch.lock.wait.duration", outcome);
+        let hold = |outcome| duration("redlatch.lock.hold.duration", outcome);
         let lost = |reason| counter!("redlatch.lock.lost", labels(Some(("reason", reason))));
         KindHandles {
             acquired: wait("acquired"),

@@ -4,8 +4,8 @@
 //! 2. Otherwise it waits like a waiter for a lock: it subscribes to the lock's channel, and reads again after each message,
 //!    after a broken connection, and when the leader's lease ends. Without a leader it also reads once in a watchdog lease.
 //!
-//! The wait queues let only the first waiter of an object read. Each observer counts as waiting for an object of its own,
-//! because observers have seen different leaders.
+//! The wait queues let only the first waiter of an object read. Each call counts as waiting for an
+//! object of its own, because observers have seen different leaders.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -48,15 +48,12 @@ pub struct Observer {
     election: Election,
     /// The last report; `None`: there was none.
     reported: Option<Option<Leader>>,
-    /// What it waits for, as the wait queues see it.
-    object: String,
     request: PendingRequest<Result<Option<Leader>>>,
 }
 
 impl Observer {
     pub(super) fn new(election: Election) -> Observer {
         Observer {
-            object: private_object(&election.keys.term),
             election,
             reported: None,
             request: PendingRequest::default(),
@@ -82,9 +79,8 @@ impl Observer {
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>>> {
         let request = || {
-            let (election, object) = (self.election.clone(), self.object.clone());
-            let reported = self.reported.clone();
-            Box::pin(async move { next_leader(&election, &object, &reported).await }) as _
+            let (election, reported) = (self.election.clone(), self.reported.clone());
+            Box::pin(async move { next_leader(&election, &reported).await }) as _
         };
         let leader = ready!(self.request.poll(cx, request))?;
         self.reported = Some(leader.clone());
@@ -112,7 +108,6 @@ impl std::fmt::Debug for Observer {
 /// Waits until the leader differs from `reported`.
 async fn next_leader(
     election: &Election,
-    object: &str,
     reported: &Option<Option<Leader>>,
 ) -> Result<Option<Leader>> {
     let session = &election.session;
@@ -140,9 +135,8 @@ async fn next_leader(
         })
     };
     let channel = election.keys.fair.object.channel();
-    let observed = session
-        .waiting
-        .observe(channel, object, &limits, &progress, &look);
+    let (queues, private) = (&session.waiting, private_object(&election.keys.term));
+    let observed = queues.observe(channel, &private, &limits, &progress, &look);
     // Without a wait limit it never returns `None`.
     Ok(observed.await?.flatten())
 }

@@ -13,7 +13,7 @@ use crate::client_registry::shortened;
 use crate::environment::{process_info, random};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::name::{MAX_NAME_BYTES, OnceKeys};
+use crate::name::{MAX_NAME_BYTES, ObjectKeys, OnceKeys};
 use crate::session::Session;
 use crate::store::{Delivery, Progress, Store};
 
@@ -180,11 +180,8 @@ impl Once {
 
     async fn begin_unless_dropped(&self) -> Result<Result<OnceRun, AlreadyRan>> {
         let process = process_info();
-        let program = self
-            .session
-            .registration
-            .label()
-            .unwrap_or(&process.program);
+        let label = self.session.registration.label();
+        let program = label.unwrap_or(&process.program);
         let by = format!("{program}@{} (pid {})", process.host, process.pid);
         let id = format!("{}:{}", self.session.id.as_str(), random());
         let begin = Begin {
@@ -195,11 +192,8 @@ impl Once {
         };
         let progress = Progress::default();
         let delivery = Delivery::acquisition(false);
-        let answer = self
-            .session
-            .store
-            .run(&begin.step(), None, delivery, &progress)
-            .await?;
+        let store = &self.session.store;
+        let answer = store.run(&begin.step(), None, delivery, &progress).await?;
         if let Some(earlier) = self.already_ran(answer.reply) {
             return Ok(Err(earlier));
         }
@@ -253,11 +247,8 @@ impl Once {
     ///
     /// As [`Once::begin`].
     pub async fn earlier_run(&self) -> Result<Option<AlreadyRan>> {
-        let reply = self
-            .session
-            .store
-            .run_idempotent(&self.look()?.step())
-            .await?;
+        let step = self.look()?.step();
+        let reply = self.session.store.run_idempotent(&step).await?;
         Ok(self.already_ran(reply))
     }
 
@@ -336,19 +327,13 @@ impl OnceRun {
 
     /// Records that the work of [`Once::run`] is done. If that fails, logs it.
     pub(crate) async fn finish_or_log(self) {
-        let keys = self.keys.clone();
-        if let Err(error) = self.finish(FINISHED).await {
-            let once = keys.object.full_name();
-            tracing::warn!(once, %error, "the outcome of a run was not recorded");
-        }
+        let object = self.keys.object.clone();
+        log_failure(&object, self.finish(FINISHED).await);
     }
 
     fn finish_step(&self, outcome: String) -> impl Future<Output = Result<bool>> + Send + use<> {
-        let (store, keys, run) = (
-            self.session.store.clone(),
-            self.keys.clone(),
-            self.id.clone(),
-        );
+        let (keys, run) = (self.keys.clone(), self.id.clone());
+        let store = self.session.store.clone();
         async move {
             let step = finish(&keys, &run, shortened(&outcome));
             store.run_urgent(&step).await
@@ -356,19 +341,22 @@ impl OnceRun {
     }
 }
 
+fn log_failure(object: &ObjectKeys, finished: Result<bool>) {
+    if let Err(error) = finished {
+        let once = object.full_name();
+        tracing::warn!(once, %error, "the outcome of a run was not recorded");
+    }
+}
+
 impl Drop for OnceRun {
     fn drop(&mut self) {
         if !self.is_finished {
             let finishing = self.finish_step(DROPPED.to_owned());
-            let keys = self.keys.clone();
-            self.session
-                .background
-                .spawn(&self.keys.object, async move {
-                    if let Err(error) = finishing.await {
-                        let once = keys.object.full_name();
-                        tracing::warn!(once, %error, "the outcome of a run was not recorded");
-                    }
-                });
+            let object = self.keys.object.clone();
+            let background = &self.session.background;
+            background.spawn(&self.keys.object, async move {
+                log_failure(&object, finishing.await);
+            });
         }
     }
 }

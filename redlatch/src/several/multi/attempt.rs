@@ -148,17 +148,18 @@ impl<'a> MultiLockRequest<'a> {
         })
     }
 
-    fn blocking_member(&self) -> Option<&RequestedMember<'a>> {
-        self.members.get(self.blocking_member?)
+    /// Returns the member in whose queue the request is; the first one if it is in none.
+    fn waited_for(&self) -> &RequestedMember<'a> {
+        &self.members[self.blocking_member.unwrap_or_default()]
     }
 
     /// Waits for another member from now on, and removes the store's record of this waiter at the
     /// previous member. If an attempt is in flight, the step that settles it does so.
     fn switch_to(&mut self, other: Option<usize>) {
+        let left = self.waited_for();
         let is_settled = self.member_in_flight && self.progress.was_sent();
         if self.may_be_registered
             && !is_settled
-            && let Some(left) = self.blocking_member()
             && let Some(ttl) = left.member.lock.kind.waiter_ttl()
         {
             let terms = left.terms.waiting(Some(ttl));
@@ -379,19 +380,15 @@ impl Attempt for MultiLockRequest<'_> {
     type Grant = AllOrNone<HeldMember>;
 
     fn channel(&self) -> &str {
-        let member = self.members.get(self.blocking_member.unwrap_or_default());
-        member.map_or("", RequestedMember::channel)
+        self.waited_for().channel()
     }
 
     fn object(&self) -> &str {
-        self.blocking_member()
-            .map_or("", |one| one.hold_ref.hold.object.identity())
+        self.waited_for().hold_ref.hold.object.identity()
     }
 
     fn queue_kind(&self) -> QueueKind {
-        self.blocking_member().map_or(QueueKind::Exclusive, |one| {
-            one.member.lock.kind.spec().queue
-        })
+        self.waited_for().member.lock.kind.spec().queue
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<AllOrNone<HeldMember>>> {
@@ -411,30 +408,26 @@ impl Attempt for MultiLockRequest<'_> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let one = self.blocking_member().filter(|_| self.acquired_all)?;
+        let one = self.waited_for();
         // A spin lock publishes nothing when it is released.
         let publishes = one.member.lock.kind.spec().excludes_waiters();
-        publishes.then(|| one.terms.lease.duration())
+        (self.acquired_all && publishes).then(|| one.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        let member = self.blocking_member()?.member;
         self.tries = self.tries.saturating_add(1);
-        member.lock.kind.pause(self.tries - 1)
+        let kind = &self.waited_for().member.lock.kind;
+        kind.pause(self.tries - 1)
     }
 
     fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
-        let register = self.blocking_member().map(|one| one.hold_ref.registrar());
-        |since| register?(since)
+        self.waited_for().hold_ref.registrar()
     }
 
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
-        let blocking = self.blocking_member();
-        let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
-        |since| match blocking {
-            Some((member, waiting)) => member.lock.clone().report(waiting, since),
-            None => Box::pin(std::future::ready(())),
-        }
+        let one = self.waited_for();
+        let (lock, waiting) = (one.member.lock.clone(), one.hold_ref.hold.clone());
+        |since| lock.report(waiting, since)
     }
 }
 
