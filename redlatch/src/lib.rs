@@ -34,6 +34,8 @@ pub mod simulation;
 mod step;
 mod store;
 mod sync;
+#[cfg(test)]
+mod test_prelude;
 mod wait;
 mod watchdog;
 

@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -13,9 +12,8 @@ use super::{FIRST_PAUSE, LONGEST_PAUSE, RequestInfo, Role};
 use crate::error::Loss;
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
 use crate::name::{KeyLayout, ObjectKeys, client_key};
+use crate::test_prelude::{SECOND, clients};
 use crate::{Acquire, Client, ClientBuilder, Embedded, Guard, Lock, MultiLock, Owner};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// What the registry says about the holder of `name`.
 async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
@@ -122,12 +120,6 @@ async fn clients_with_the_same_id_do_not_renew_each_others_entries() {
     }
     let [a, b] = ["first", "second"].map(|label| Some(label.to_owned()));
     assert_eq!(registered, [(None, b.clone()), (a, None), (None, b)]);
-}
-
-fn clients() -> (Embedded, [Client; 2]) {
-    let store = Embedded::new();
-    let clients = [(); 2].map(|()| connect(&store, Client::builder()));
-    (store, clients)
 }
 
 /// The names that are waited for, and the notes of the waiters, in order.
@@ -573,7 +565,7 @@ async fn refusal_pauses_the_registry() {
 /// Two readers, each of which waits to write until the other one has finished.
 #[tokio::test(start_paused = true)]
 async fn deadlock_of_readers_that_wait_to_write_is_found() {
-    let (_, clients) = clients();
+    let (_, clients) = clients::<2>();
     let mut held = Vec::new();
     let owners = [(); 2].map(|()| Owner::new());
     for (client, owner) in clients.iter().zip(owners) {
