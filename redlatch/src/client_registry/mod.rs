@@ -202,8 +202,8 @@ impl Registration {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Registers a hold or wait that began at `since`, or replaces its entry. Returns the number of the entry; `None` if it is
-    /// not registered.
+    /// Registers a hold or wait that began at `since`, or replaces its entry. Returns the number of
+    /// the entry; `None` if it is not registered.
     pub(crate) fn add(
         &self,
         role: Role,
@@ -264,14 +264,6 @@ impl Registration {
     pub(crate) fn remove_hold(&self, object: &ObjectKeys, owner: Owner, number: EntryNumber) {
         let has_ended = |entry: &mut Entry| entry.number == number;
         self.remove(Role::Holds, object, owner, has_ended);
-    }
-
-    fn remove_wait(&self, object: &ObjectKeys, owner: Owner) {
-        let has_ended = |entry: &mut Entry| {
-            entry.waits -= 1;
-            entry.waits == 0
-        };
-        self.remove(Role::Waits, object, owner, has_ended);
     }
 
     /// Removes the entry of an owner, if it has ended.
@@ -350,15 +342,19 @@ impl RegisteredWait {
 
 impl Drop for RegisteredWait {
     fn drop(&mut self) {
-        self.registration.remove_wait(&self.object, self.owner);
+        let has_ended = |entry: &mut Entry| {
+            entry.waits -= 1;
+            entry.waits == 0
+        };
+        let registration = &self.registration;
+        registration.remove(Role::Waits, &self.object, self.owner, has_ended);
     }
 }
 
 impl Shared {
     /// Has the task write the changes. Starts it if it does not run, or its runtime has ended.
     fn notify_task(self: &Arc<Shared>, state: &mut State) {
-        let runs = |task: &AbortHandle| !task.is_finished();
-        if state.task.as_ref().is_some_and(runs) {
+        if state.task.as_ref().is_some_and(|task| !task.is_finished()) {
             self.changed.notify_one();
         } else if let Some(runtime) = self.background.runtime() {
             self.start_task(state, &runtime);
@@ -385,16 +381,12 @@ impl Shared {
                 state.may_exist = answer.reply > 0;
             }
             if state.unwritten.is_empty() {
-                let expected = self.client_fields() + state.entries.len();
+                let about_client = entry::CLIENT_FIELDS.len() - usize::from(self.label.is_none());
+                let expected = about_client + state.entries.len();
                 state.is_known = usize::try_from(answer.reply) == Ok(expected);
             }
         }
         Ok(())
-    }
-
-    /// Returns the number of fields about the client itself.
-    fn client_fields(&self) -> usize {
-        entry::CLIENT_FIELDS.len() - usize::from(self.label.is_none())
     }
 
     /// Returns the next step that makes the hash what it should be; the first one renews the hash in any case.
@@ -416,7 +408,9 @@ impl Shared {
         }
         if step.replace {
             state.unwritten = state.entries.keys().cloned().collect();
-            step.set = self.client_settings(process);
+            let age = self.created.elapsed();
+            let label = self.label.as_deref();
+            step.set = entry::client_settings(process, label, &self.instance, age);
             (state.may_exist, state.is_known) = (true, true);
         }
         for _ in 0..MAX_STEP_ENTRIES {
@@ -436,11 +430,6 @@ impl Shared {
         (writes || is_first).then_some(step)
     }
 
-    fn client_settings(&self, process: &ProcessInfo) -> Vec<Setting> {
-        let age = self.created.elapsed();
-        entry::client_settings(process, self.label.as_deref(), &self.instance, age)
-    }
-
     /// Handles the end of an attempt to write.
     fn written(&self, result: Result<()>) -> Next {
         let state = &mut *self.state.lock();
@@ -457,7 +446,10 @@ impl Shared {
             None => 0,
         };
         if let Some(error @ Error::NotPermitted { .. }) = refusal {
-            self.switch_off(&error);
+            // From now on it registers nothing.
+            if self.is_on.swap(false, Ordering::Relaxed) {
+                tracing::debug!(reason = %error, "the client is not in the registry");
+            }
             (state.entries, state.unwritten, state.waits) = Default::default();
         }
         let is_on = self.is_on.load(Ordering::Relaxed);
@@ -470,13 +462,6 @@ impl Shared {
             (true, _) => Next::End,
             (false, Some(pause)) => Next::Pause(pause),
             (false, None) => Next::Renew,
-        }
-    }
-
-    /// Registers nothing from now on.
-    fn switch_off(&self, reason: &Error) {
-        if self.is_on.swap(false, Ordering::Relaxed) {
-            tracing::debug!(%reason, "the client is not in the registry");
         }
     }
 }

@@ -270,10 +270,7 @@ impl AcquireOnce for RedLock {
             queue_name: queue_name(&members),
             tries: 0,
             failure: None,
-            outage: match limits.waits() {
-                true => limits.outage,
-                false => Expiry::Never,
-            },
+            limits,
             progress: &progress,
         };
         let first = members[0].session();

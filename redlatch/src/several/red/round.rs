@@ -27,7 +27,7 @@ use crate::session::{HoldRef, RequestedHold, Terms};
 use crate::several::Member;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
-use crate::wait::{Attempt, Request};
+use crate::wait::{Attempt, Limits, Request};
 
 /// One acquisition in progress.
 pub(super) struct RedLockRequest<'a> {
@@ -45,7 +45,7 @@ pub(super) struct RedLockRequest<'a> {
     /// The first error of the latest round, if so many members failed that the others could not form a quorum.
     pub(super) failure: Option<Error>,
     /// When waiting fails while no quorum can be reached.
-    pub(super) outage: Expiry,
+    pub(super) limits: Limits,
     pub(super) progress: &'a Progress,
 }
 
@@ -154,7 +154,7 @@ impl RedLockRequest<'_> {
         }
         match self.progress.last_contact() {
             Some(LastContact::Failed { since, error })
-                if Expiry::In(since.elapsed()) >= self.outage =>
+                if self.limits.waits() && Expiry::In(since.elapsed()) >= self.limits.outage =>
             {
                 Err(error)
             }
