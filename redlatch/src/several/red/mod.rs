@@ -161,10 +161,9 @@ impl RedLock {
         let members = validated(&self.members)?;
         let member_timeout = self.checked_member_timeout(shortest_lease(&members, None))?;
         remember_runtime(&members)?;
-        let queries = members.iter().map(|member| async move {
-            let answer = tokio::time::timeout(member_timeout, member.lock.is_held_by(owner)).await;
-            answer.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
-        });
+        let queries = members
+            .iter()
+            .map(|member| answer_within(member_timeout, member.lock.is_held_by(owner)));
         let (mut yes, mut errors) = (0, Vec::new());
         for answer in join_all(queries).await {
             match answer {
@@ -220,11 +219,17 @@ fn quorum(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// Returns the error of a member that did not answer in time.
-fn timeout_error(member_timeout: Duration) -> Error {
-    Error::unavailable(format!(
-        "no answer within {member_timeout:?}, the RedLock's `member_timeout`"
-    ))
+/// Waits for the answer of a member, at most this long.
+async fn answer_within<T>(
+    member_timeout: Duration,
+    answer: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let answer = tokio::time::timeout(member_timeout, answer).await;
+    answer.unwrap_or_else(|_| {
+        Err(Error::unavailable(format!(
+            "no answer within {member_timeout:?}, the RedLock's `member_timeout`"
+        )))
+    })
 }
 
 /// A held [`RedLock`], valid for as long as a majority of its members is held.

@@ -19,11 +19,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::held::{Majority, MemberStatus};
-use super::quorum;
 use super::round::request_member;
+use super::{answer_within, quorum};
 use crate::background::Counted;
 use crate::backoff::Backoff;
 use crate::environment::task;
@@ -179,11 +179,11 @@ impl MemberRequests {
                 return false;
             };
             let check = member.lock.is_held_by(majority.owner);
-            let answer = timeout(majority.member_timeout, check).await;
-            if let Ok(Ok(false)) = answer {
+            let answer = answer_within(majority.member_timeout, check).await;
+            if let Ok(false) = answer {
                 hold_ref.verify_in_background();
             }
-            matches!(answer, Ok(Ok(true)))
+            matches!(answer, Ok(true))
         });
         join_all(checks).await
     }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::held::{Majority, MemberHold, quorum_valid_for, take_holds};
-use super::{quorum, timeout_error};
+use super::{answer_within, quorum};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::hold::AcquireParams;
@@ -59,12 +59,8 @@ pub(super) async fn request_member(
 ) -> Result<Option<HoldGuard>> {
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.is_red_lock_member();
-    let step = |hold, count| {
-        member
-            .lock
-            .kind
-            .acquire(AcquireParams::without_waiting(hold, count, terms.lease))
-    };
+    let kind = &member.lock.kind;
+    let step = |hold, count| kind.acquire(AcquireParams::without_waiting(hold, count, terms.lease));
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
     let progress = Progress::default();
@@ -75,13 +71,11 @@ pub(super) async fn request_member(
         limits: None,
         request_number: 0,
     };
-    let outcome = timeout(member_timeout, requested.try_acquire(None, &progress, step)).await;
-    match outcome {
-        Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
-        Ok(Ok(Outcome::Wait(_))) => Ok(None),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(timeout_error(member_timeout)),
-    }
+    let attempt = requested.try_acquire(None, &progress, step);
+    Ok(match answer_within(member_timeout, attempt).await? {
+        Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),
+        Outcome::Wait(_) => None,
+    })
 }
 
 impl RedLockRequest<'_> {
