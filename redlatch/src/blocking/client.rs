@@ -21,7 +21,8 @@ use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId, S
 /// Clones share one connection and one thread. The thread ends with the last of them and of their
 /// handles and guards, after everything that was dropped has been released. The process does not
 /// wait for that when it exits: call [`Client::flush`] first if guards were dropped shortly before.
-/// (A client from [`crate::Client::blocking`] has no thread: the async client's runtime does its work.)
+/// (A client from [`crate::Client::blocking`] has no thread: the async client's runtime does its
+/// work.)
 pub type Client = Blocking<crate::Client>;
 
 impl Client {
@@ -107,15 +108,15 @@ forward! { [Client] "crate::Client" {
 } }
 
 impl crate::Client {
-    /// Returns a client for threads that shares this client's connection, watchdog and identity. Its calls run
-    /// in the runtime that this client uses now.
+    /// Returns a client for threads that shares this client's connection, watchdog and identity.
+    /// Its calls run in the runtime that this client uses now.
     ///
     /// That runtime must be driven by other threads: a `current_thread` runtime runs only inside of
-    /// `block_on`, and a call waits until it does. In async code of that runtime, blocking calls return
-    /// [`Error::BlockedRuntime`] instead of waiting for themselves; inside of
-    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work. Make fewer calls there at a time than the
-    /// runtime has blocking threads (`max_blocking_threads`): if all of them wait for locks, the runtime cannot
-    /// resolve a host name to reconnect.
+    /// `block_on`, and a call waits until it does. In async code of that runtime, blocking calls
+    /// return [`Error::BlockedRuntime`] instead of waiting for themselves; inside of
+    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work. Make fewer calls there at a time
+    /// than the runtime has blocking threads (`max_blocking_threads`): if all of them wait for
+    /// locks, the runtime cannot resolve a host name to reconnect.
     ///
     /// # Errors
     ///
@@ -161,8 +162,9 @@ impl Iterator for Listing {
     }
 }
 
-/// Events of the objects whose names match a pattern: [`crate::inspect::Watch`], as an iterator, which blocks until there
-/// is an event and never ends. Only the end of the process stops a thread that waits for one.
+/// Events of the objects whose names match a pattern: [`crate::inspect::Watch`], as an iterator,
+/// which blocks until there is an event and never ends. Only the end of the process stops a thread
+/// that waits for one.
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {

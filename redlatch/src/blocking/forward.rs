@@ -1,5 +1,5 @@
-//! Generates the methods that do nothing but call the async method of the same name. A test compares the
-//! two APIs.
+//! Generates the methods that do nothing but call the async method of the same name. A test
+//! compares the two APIs.
 
 /// Implements methods of a type with the fields `inner` and `worker`, or of two such types.
 /// Each line is one method:

@@ -12,8 +12,8 @@ use crate::kind::{OwnedKind, Permits};
 use crate::locks::Held;
 use crate::{HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId};
 
-/// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread that
-/// calls [`Acquire::block`].
+/// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread
+/// that calls [`Acquire::block`].
 pub type Acquire<R = crate::Lock> = Blocking<crate::Acquire<R>>;
 
 /// Acquires or gives up: [`crate::TryAcquire`]. The owner is the thread that calls
@@ -31,7 +31,8 @@ pub type TryWait = Blocking<crate::TryWait>;
 
 /// What a request acquires: every [`crate::Acquirable`].
 pub trait Acquirable: crate::Acquirable {
-    /// `()`, or a type that is not `Send` if the thread is the owner, so that the guard stays there.
+    /// `()`, or a type that is not `Send` if the thread is the owner, so that the guard stays
+    /// there.
     type Thread;
 }
 
@@ -118,8 +119,8 @@ impl<R: Acquirable> TryAcquire<R> {
         Ok(guard.map(|inner| Guard::new(inner, self.worker)))
     }
 
-    /// Acquires within the wait limit, calls `work` while it is held, and releases: [`Acquire::run`].
-    /// `None` if it was not acquired.
+    /// Acquires within the wait limit, calls `work` while it is held, and releases:
+    /// [`Acquire::run`]. `None` if it was not acquired.
     pub fn run<T>(self, work: impl FnOnce(&Guard<R>) -> T) -> Result<Option<T>> {
         let guard = self.block()?;
         guard.map(|guard| guard.run_and_release(work)).transpose()

@@ -32,8 +32,9 @@ impl<K: HasTicket> Guard<crate::Lock<K>> {
 }
 
 impl<K: HasTicket> Lock<K> {
-    /// Continues the hold of a ticket: [`crate::Lock::adopt`]. The owner is not the thread. To acquire the lock again use
-    /// [`Guard::reenter`]; a request of the thread would wait for this guard.
+    /// Continues the hold of a ticket: [`crate::Lock::adopt`]. The owner is not the thread. To
+    /// acquire the lock again use [`Guard::reenter`]; a request of the thread would wait for this
+    /// guard.
     pub fn adopt(&self, ticket: &Ticket) -> Result<Guard<crate::Lock<K>>> {
         let (lock, ticket) = (self.inner.clone(), ticket.clone());
         let inner = self

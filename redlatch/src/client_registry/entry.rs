@@ -1,8 +1,10 @@
-//! What the registry says about a client, and about one of its holds or waits: how it is written, and read back.
+//! What the registry says about a client, and about one of its holds or waits: how it is written,
+//! and read back.
 //!
-//! A field is `hold:<key>:<owner>` or `wait:<key>:<owner>`, where the owner is the number in its id, followed by `:write` for a
-//! write lock: one owner may hold both sides. Its value is `<since> <kind> <task> <note>`: since when, in milliseconds by the
-//! clock of the store; the kind of the object; the task or `-`; and the note, which may be empty.
+//! A field is `hold:<key>:<owner>` or `wait:<key>:<owner>`, where the owner is the number in its
+//! id, followed by `:write` for a write lock: one owner may hold both sides. Its value is `<since>
+//! <kind> <task> <note>`: since when, in milliseconds by the clock of the store; the kind of the
+//! object; the task or `-`; and the note, which may be empty.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,8 +94,8 @@ impl Role {
         [self.prefix(), object.key(), ":", &number].concat()
     }
 
-    /// Returns the field for a hold or wait of an owner in the store, and the id of its client. `None` if it is no owner of
-    /// a client.
+    /// Returns the field for a hold or wait of an owner in the store, and the id of its client.
+    /// `None` if it is no owner of a client.
     pub(super) fn field_of<'a>(
         self,
         key: &str,

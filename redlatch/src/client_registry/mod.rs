@@ -79,7 +79,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(180);
 /// Limit of entries in one step, so that no script blocks the server.
 const MAX_STEP_ENTRIES: usize = 100;
 
-/// Limit of holds of a client, and of its waits, so that readers need not read more. Further ones are not registered.
+/// Limit of holds of a client, and of its waits, so that readers need not read more. Further ones
+/// are not registered.
 const MAX_PER_ROLE: usize = 500;
 
 /// Limit of entries of a client.
@@ -213,7 +214,8 @@ impl Registration {
         request: &RequestInfo,
     ) -> Option<EntryNumber> {
         let shared = &self.0;
-        // Inspection does not show the holders of permits and of a group, so their entries would never be looked up.
+        // Inspection does not show the holders of permits and of a group, so their entries would
+        // never be looked up.
         let is_hidden = matches!(object.layout(), KeyLayout::Permits | KeyLayout::Group);
         if !self.is_on() || (role == Role::Holds && is_hidden) {
             return None;
@@ -287,7 +289,8 @@ impl Registration {
         }
     }
 
-    /// Waits until the store has all changes so far, or writing has failed; not longer than a lease after `begun`.
+    /// Waits until the store has all changes so far, or writing has failed; not longer than a lease
+    /// after `begun`.
     pub(crate) async fn flush(&self, begun: Instant) {
         let shared = &self.0;
         let is_flushed = || {
@@ -389,7 +392,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the next step that makes the hash what it should be; the first one renews the hash in any case.
+    /// Returns the next step that makes the hash what it should be; the first one renews the hash
+    /// in any case.
     fn next_step(&self, process: &ProcessInfo, is_first: bool) -> Option<Write<'_>> {
         let state = &mut *self.state.lock();
         state.is_writing = true;

@@ -50,7 +50,8 @@ async fn hold_is_registered_after_a_second_until_it_is_released() {
     assert_eq!(store.keys(), [""; 0]);
 }
 
-/// The note belongs to a request, although the owner's hold still exists while its release is in flight.
+/// The note belongs to a request, although the owner's hold still exists while its release is in
+/// flight.
 #[tokio::test(start_paused = true)]
 async fn note_of_earlier_hold_is_forgotten() {
     let store = Embedded::new();

@@ -1,5 +1,6 @@
-//! The handles of a client's metrics. They are registered when the client is created, those of a kind when its first handle
-//! is used. So the program installs its recorder before that, and measuring costs no look-up.
+//! The handles of a client's metrics. They are registered when the client is created, those of a
+//! kind when its first handle is used. So the program installs its recorder before that, and
+//! measuring costs no look-up.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,8 +112,8 @@ impl Metrics {
         })))
     }
 
-    /// Returns the metrics of an object, or of several as one without a name. Registers those of its kind with their first
-    /// use.
+    /// Returns the metrics of an object, or of several as one without a name. Registers those of
+    /// its kind with their first use.
     pub(crate) fn of(&self, kind: Kind, name: Option<&str>) -> KindMetrics {
         let Some(handles) = &self.0 else {
             return KindMetrics::default();
@@ -331,7 +332,8 @@ impl KindMetrics {
     }
 }
 
-/// A point in time, in nanoseconds since the first one: half as large as an `Instant`, because each request has one.
+/// A point in time, in nanoseconds since the first one: half as large as an `Instant`, because each
+/// request has one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timer(u64);
 

@@ -30,13 +30,15 @@ pub struct WaitingOwner {
     pub owner: OwnerId,
     /// Position in the queue of a fair lock, from 1 on.
     pub position: Option<usize>,
-    /// What its client has registered, if it has. Without it, the owner is in the queue of a fair lock.
+    /// What its client has registered, if it has. Without it, the owner is in the queue of a fair
+    /// lock.
     pub registered: Option<RegistryEntry>,
     /// The holders of the object.
     pub holders: Vec<Holder>,
 }
 
-/// The owners that wait, as far as the store shows them: [`Client::wait_graph`](crate::Client::wait_graph).
+/// The owners that wait, as far as the store shows them:
+/// [`Client::wait_graph`](crate::Client::wait_graph).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct WaitGraph {
@@ -55,8 +57,8 @@ fn task_of(registered: Option<&RegistryEntry>) -> Option<Task<'_>> {
 }
 
 impl WaitGraph {
-    /// Returns the deadlocks: cycles in which each owner waits for a lock that the next one holds, and the last one for a lock
-    /// of the first. Each wait is in one of them at most.
+    /// Returns the deadlocks: cycles in which each owner waits for a lock that the next one holds,
+    /// and the last one for a lock of the first. Each wait is in one of them at most.
     ///
     /// An owner is a thread in `blocking` and in Redisson, and otherwise the one of the request
     /// ([`Acquire::owner`](crate::Acquire::owner)). See also [`WaitGraph::possible_deadlocks`].
@@ -64,12 +66,14 @@ impl WaitGraph {
         self.resolve(self.cycles(false, &[]))
     }
 
-    /// Returns the cycles that are deadlocks if the owners of a task belong together: at least one wait is for a lock that the
-    /// task of the next wait has acquired, with another owner. Does not contain the waits of [`WaitGraph::deadlocks`].
+    /// Returns the cycles that are deadlocks if the owners of a task belong together: at least one
+    /// wait is for a lock that the task of the next wait has acquired, with another owner. Does not
+    /// contain the waits of [`WaitGraph::deadlocks`].
     ///
-    /// Without [`Acquire::owner`](crate::Acquire::owner), each acquisition of an async program has an owner of its own, so a
-    /// deadlock of its tasks is found here. But a task that passes its guards to other tasks, or waits for several locks at
-    /// the same time (`join!`, `select!`), may be in such a cycle and yet continue.
+    /// Without [`Acquire::owner`](crate::Acquire::owner), each acquisition of an async program has
+    /// an owner of its own, so a deadlock of its tasks is found here. But a task that passes its
+    /// guards to other tasks, or waits for several locks at the same time (`join!`, `select!`), may
+    /// be in such a cycle and yet continue.
     pub fn possible_deadlocks(&self) -> Vec<Vec<&WaitingOwner>> {
         let certain = self.cycles(false, &[]).concat();
         self.resolve(self.cycles(true, &certain))
@@ -80,16 +84,17 @@ impl WaitGraph {
         cycles.into_iter().map(waits).collect()
     }
 
-    /// Returns the cycles as indices of their waits, without those of some waits. If `by_task`, a task counts as the holder of
-    /// what it has acquired.
+    /// Returns the cycles as indices of their waits, without those of some waits. If `by_task`, a
+    /// task counts as the holder of what it has acquired.
     fn cycles(&self, by_task: bool, reported: &[usize]) -> Vec<Vec<usize>> {
         let mut edges = Edges::new(&self.waits, by_task);
         reported.iter().for_each(|wait| edges.remove(*wait));
         edges.take_cycles()
     }
 
-    /// Keeps the waits and holders that are also in an earlier graph, with the same owner and since the same time. The store is
-    /// read in several steps while locks change hands, so only a cycle that remains is a deadlock.
+    /// Keeps the waits and holders that are also in an earlier graph, with the same owner and since
+    /// the same time. The store is read in several steps while locks change hands, so only a cycle
+    /// that remains is a deadlock.
     pub fn retain_unchanged(&mut self, earlier: &WaitGraph) {
         let since =
             |registered: &Option<RegistryEntry>| registered.as_ref().map(|one| one.since_ms);
@@ -109,10 +114,12 @@ impl WaitGraph {
     }
 }
 
-/// The edges between waits: from each to the waits of those that hold its object. They lead over *parties*, owners and tasks, so
-/// their number is that of the waits and holders, also if an owner that holds much waits often.
+/// The edges between waits: from each to the waits of those that hold its object. They lead over
+/// *parties*, owners and tasks, so their number is that of the waits and holders, also if an owner
+/// that holds much waits often.
 ///
-/// Only *live* waits are looked at: those that may be in a cycle. A wait without an edge to or from a live one is in none.
+/// Only *live* waits are looked at: those that may be in a cycle. A wait without an edge to or from
+/// a live one is in none.
 struct Edges {
     parties: Vec<Party>,
     waits: Vec<Wait>,

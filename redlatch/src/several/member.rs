@@ -60,8 +60,8 @@ impl Member {
         self.session().store.slot(self.object().key())
     }
 
-    /// Returns the slot that the key has or would have in a cluster, so that the order of locks is the
-    /// same whether the store is known to have slots or not. The embedded store has none.
+    /// Returns the slot that the key has or would have in a cluster, so that the order of locks is
+    /// the same whether the store is known to have slots or not. The embedded store has none.
     pub(crate) fn order(&self) -> Option<u16> {
         self.session().store.order(self.object().key())
     }

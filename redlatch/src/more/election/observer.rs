@@ -1,8 +1,9 @@
 //! Observes the leader of an election.
 //!
 //! 1. A call reads the current leader. If it differs from the last report, that is the next one.
-//! 2. Otherwise it waits like a waiter for a lock: it subscribes to the lock's channel, and reads again after each message,
-//!    after a broken connection, and when the leader's lease ends. Without a leader it also reads once in a watchdog lease.
+//! 2. Otherwise it waits like a waiter for a lock: it subscribes to the lock's channel, and reads
+//!    again after each message, after a broken connection, and when the leader's lease ends.
+//!    Without a leader it also reads once in a watchdog lease.
 //!
 //! The wait queues let only the first waiter of an object read. Each call counts as waiting for an
 //! object of its own, because observers have seen different leaders.
@@ -23,16 +24,18 @@ use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
 use crate::wait::{Limits, private_object};
 
-/// The leader of an election and its changes, as a [`Stream`] that never ends: [`Election::observe`].
+/// The leader of an election and its changes, as a [`Stream`] that never ends:
+/// [`Election::observe`].
 ///
-/// The current leader comes first, or `None` if there is none; then each other leader, value or vacancy (`None`) that the
-/// observer finds. Leaders and values that follow each other faster than it reads are left out, so its epochs only grow,
-/// with gaps. The latest state is never left out: it is reported within a round trip of its change; the end of a leader
-/// that died, when its lease ends.
+/// The current leader comes first, or `None` if there is none; then each other leader, value or
+/// vacancy (`None`) that the observer finds. Leaders and values that follow each other faster than
+/// it reads are left out, so its epochs only grow, with gaps. The latest state is never left out:
+/// it is reported within a round trip of its change; the end of a leader that died, when its lease
+/// ends.
 ///
-/// It reports what the store knows. A leader that has been reported may have ended since. A term that no replica has yet may be
-/// lost in a failover, before or after its candidate leads: then a smaller epoch follows
-/// ([`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync)).
+/// It reports what the store knows. A leader that has been reported may have ended since. A term
+/// that no replica has yet may be lost in a failover, before or after its candidate leads: then a
+/// smaller epoch follows ([`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync)).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -60,15 +63,18 @@ impl Observer {
         }
     }
 
-    /// Waits until the leader differs from the last one that this observer has returned. The first call returns the current
-    /// one at once. `None`: there is no leader.
+    /// Waits until the leader differs from the last one that this observer has returned. The first
+    /// call returns the current one at once. `None`: there is no leader.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName), [`Error::WrongKind`](crate::Error::WrongKind),
-    /// [`Error::NoRuntime`](crate::Error::NoRuntime). [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): an outage of the store has lasted longer than
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit). The next call continues.
+    /// [`Error::InvalidName`](crate::Error::InvalidName),
+    /// [`Error::WrongKind`](crate::Error::WrongKind),
+    /// [`Error::NoRuntime`](crate::Error::NoRuntime).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): an outage of the store has lasted
+    /// longer than [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit). The next
+    /// call continues.
     ///
     /// # Cancel safety
     ///

@@ -127,8 +127,8 @@ async fn next_candidate_leads_when_the_lease_of_a_dead_leader_ends() {
     assert!(late < Duration::from_millis(5), "{late:?}");
 }
 
-/// A candidate whose process hangs at the head of the queue delays the others by its turn, not by the fair lock's five
-/// minutes.
+/// A candidate whose process hangs at the head of the queue delays the others by its turn, not by
+/// the fair lock's five minutes.
 #[tokio::test(start_paused = true)]
 async fn hung_candidate_delays_the_others_by_one_lease() {
     let (_, [leader, hung, next]) = clients();
@@ -166,7 +166,8 @@ async fn observers_of_one_client_do_not_wait_for_each_other() {
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
-/// Invariant: the last report is the final state, after each kind of change, by a message and not by the end of a lease.
+/// Invariant: the last report is the final state, after each kind of change, by a message and not
+/// by the end of a lease.
 #[tokio::test(start_paused = true)]
 async fn observer_reports_each_kind_of_change_at_once() {
     let (_, [one, two, observing]) = clients();

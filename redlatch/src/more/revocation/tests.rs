@@ -27,7 +27,8 @@ async fn is_asked(guard: &Guard) -> bool {
     timeout(SECOND / 1000, guard.asked()).await.is_ok()
 }
 
-/// Starts a request of another client, which waits without a limit. It returns when it has acquired the lock, and keeps it.
+/// Starts a request of another client, which waits without a limit. It returns when it has acquired
+/// the lock, and keeps it.
 fn waiter(lock: &Lock) -> JoinHandle<(Instant, Guard)> {
     let request = lock.lock().into_future();
     tokio::spawn(async move {
@@ -133,7 +134,8 @@ async fn revoked_hold_of_silent_client_ends_with_its_lease() {
     drop((turn, store));
 }
 
-/// A renewal before the limit extends the lease until the limit, not beyond. The client then does nothing.
+/// A renewal before the limit extends the lease until the limit, not beyond. The client then does
+/// nothing.
 #[tokio::test(start_paused = true)]
 async fn renewal_extends_lease_until_limit_at_most() {
     let (_, [client, other]) = clients();
@@ -176,8 +178,8 @@ async fn earliest_limit_of_several_counts() {
     }
 }
 
-/// The feared interleaving: the request meets a later holder, or a later hold of the same owner. Neither is asked, and
-/// neither loses its lease.
+/// The feared interleaving: the request meets a later holder, or a later hold of the same owner.
+/// Neither is asked, and neither loses its lease.
 #[tokio::test(start_paused = true)]
 async fn later_holds_are_not_asked() {
     for is_same_owner in [false, true] {
@@ -217,7 +219,8 @@ async fn hold_after_loss_is_not_asked() {
     assert!(again.is_valid() && !is_asked(&again).await);
 }
 
-/// A waiting request of the same client takes over the hold of a released guard, unless its owner was asked.
+/// A waiting request of the same client takes over the hold of a released guard, unless its owner
+/// was asked.
 #[tokio::test(start_paused = true)]
 async fn asked_hold_is_released_to_all_instead_of_handed_over() {
     for knows in [false, true] {
@@ -318,7 +321,8 @@ async fn asked_hold_is_released_to_all_instead_of_transferred() {
         run_others().await;
         other.lock("a").revoke(SECOND).await.unwrap();
         assert!(!knows || is_asked(&guard).await);
-        // The message has woken the waiter. Its refusal is current now, so a release could transfer the lock.
+        // The message has woken the waiter. Its refusal is current now, so a release could transfer
+        // the lock.
         run_others().await;
         guard.unlock().await.unwrap();
         let is_locked = other.lock("a").is_locked().await.unwrap();

@@ -1,5 +1,6 @@
 //! Compares script and rule of the listing step on any data under a name. The steps of other
-//! primitives create the data: each of their tests covers its own primitive, this one how listings show them.
+//! primitives create the data: each of their tests covers its own primitive, this one how listings
+//! show them.
 
 use std::time::Duration;
 

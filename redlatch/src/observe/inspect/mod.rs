@@ -27,7 +27,8 @@ use rules::inspect_names;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ObjectState {
-    /// A lock of any kind but the read-write lock. In the store these locks differ only in their additional keys.
+    /// A lock of any kind but the read-write lock. In the store these locks differ only in their
+    /// additional keys.
     #[non_exhaustive]
     Lock {
         /// The holder, if the lock is held.
@@ -45,7 +46,8 @@ pub enum ObjectState {
         /// The readers; one of them may be the writer.
         readers: Vec<Holder>,
     },
-    /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be distinguished.
+    /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be
+    /// distinguished.
     #[non_exhaustive]
     Counter {
         /// The number of available permits, or the count of the latch.
@@ -53,13 +55,15 @@ pub enum ObjectState {
         /// Time until the object expires.
         remaining: Expiry,
     },
-    /// An expirable semaphore with held permits. Without held permits it is an [`ObjectState::Counter`].
+    /// An expirable semaphore with held permits. Without held permits it is an
+    /// [`ObjectState::Counter`].
     #[non_exhaustive]
     ExpirableSemaphore {
         /// Number of available permits.
         available: i64,
-        /// The held permits, as [`ExpirableSemaphore::held_permits`](crate::ExpirableSemaphore::held_permits)
-        /// returns them.
+        /// The held permits, as
+        /// [`ExpirableSemaphore::held_permits`](crate::ExpirableSemaphore::held_permits) returns
+        /// them.
         held: Vec<HeldPermit>,
     },
 }
@@ -72,11 +76,13 @@ pub struct Waiter {
     pub owner: OwnerId,
     /// Time until it loses its position in the queue.
     pub remaining: Expiry,
-    /// What its client has registered about it, if it has: see [`ClientBuilder::registry`](crate::ClientBuilder::registry).
+    /// What its client has registered about it, if it has: see
+    /// [`ClientBuilder::registry`](crate::ClientBuilder::registry).
     pub registered: Option<RegistryEntry>,
 }
 
-/// Inspects the objects with these keys, and returns them in no order. In a cluster it sends one script per slot, all concurrently.
+/// Inspects the objects with these keys, and returns them in no order. In a cluster it sends one
+/// script per slot, all concurrently.
 pub(crate) async fn inspect_keys(
     store: &Store,
     keys: impl Iterator<Item = String>,
@@ -127,7 +133,8 @@ pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Op
     }
 }
 
-/// Adds what the registry of clients says about the holders and waiters of some objects, given with their keys.
+/// Adds what the registry of clients says about the holders and waiters of some objects, given with
+/// their keys.
 pub(crate) async fn look_up<'a>(
     session: &Session,
     objects: impl Iterator<Item = (&'a str, &'a mut ObjectState)>,
@@ -156,8 +163,8 @@ pub enum ObjectKind {
 }
 
 impl ObjectState {
-    /// Returns the kind of this object, as far as its data in the store shows it: a fair lock without
-    /// waiters looks like any other lock.
+    /// Returns the kind of this object, as far as its data in the store shows it: a fair lock
+    /// without waiters looks like any other lock.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectState::Lock { queue, .. } if !queue.is_empty() => ObjectKind::FairLock,

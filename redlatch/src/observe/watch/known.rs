@@ -28,8 +28,8 @@ pub(super) struct Known {
 /// What is known about the time of a look at an object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look {
-    /// Until when the object had surely not been changed since the look before, if that is known. A hold that ended
-    /// before has expired.
+    /// Until when the object had surely not been changed since the look before, if that is known. A
+    /// hold that ended before has expired.
     pub(super) unchanged_until: Option<Instant>,
     /// Whether objects are seen for the first time because the watch has just started.
     pub(super) first: bool,
@@ -69,7 +69,8 @@ impl Known {
         known
     }
 
-    /// Returns when something of it ends next. The store does not report all of that, and not at once.
+    /// Returns when something of it ends next. The store does not report all of that, and not at
+    /// once.
     pub(super) fn next_end(&self) -> End {
         #[cfg(test)]
         LOOKS_AT_ENDS.with(|looks| looks.set(looks.get() + 1));
@@ -109,7 +110,8 @@ impl Known {
         for (waiter, _) in missing(&now.waiters, &self.waiters) {
             changes.push((after_kind, Change::Waiting(waiter.clone())));
         }
-        // An expirable semaphore is a counter while no permit is held. Its permits tell more than its number.
+        // An expirable semaphore is a counter while no permit is held. Its permits tell more than
+        // its number.
         let was_counter = self.kind.is_none() || self.value.is_some();
         let value = |known: &Known| known.value.map(|(value, _)| value);
         match value(now) {
@@ -175,7 +177,8 @@ mod tests {
         Some(ObjectState::ExpirableSemaphore { available, held })
     }
 
-    /// Returns what changes between two states. The second is looked at after so long; the first is unchanged until then.
+    /// Returns what changes between two states. The second is looked at after so long; the first is
+    /// unchanged until then.
     fn changes(
         before: Option<ObjectState>,
         now: Option<ObjectState>,

@@ -1,5 +1,5 @@
-//! The step that acquires several objects or none. It is composed of the members' own steps, both in
-//! Lua and in Rust.
+//! The step that acquires several objects or none. It is composed of the members' own steps, both
+//! in Lua and in Rust.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

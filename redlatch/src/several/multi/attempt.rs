@@ -1,8 +1,9 @@
 //! Acquires all members or none, and waits for the member that blocks while holding nothing.
 //!
-//! 1. Split the members, in their global order, into batches that one script can acquire. If a member
-//!    already has a local queue of waiters, go to 4 with that member.
-//! 2. Acquire the batches one after the other, without waiting for locks. If all succeed, return them.
+//! 1. Split the members, in their global order, into batches that one script can acquire. If a
+//!    member already has a local queue of waiters, go to 4 with that member.
+//! 2. Acquire the batches one after the other, without waiting for locks. If all succeed, return
+//!    them.
 //! 3. If a member is held by another owner, release everything that this attempt acquired.
 //! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
 //!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
@@ -12,11 +13,12 @@
 //! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
 //!
 //! No livelock: during an attempt, a request may briefly hold some locks and thereby refuse another
-//! attempt. All requests acquire the locks in the same order. Of all locks that are held so briefly,
-//! consider the last one in that order: its holder can only be refused by an owner that has
-//! acquired all of its locks. So attempts cannot make each other fail forever. They can refuse each other
-//! many times while a later lock is held for long, and delay those that wait for an earlier one. So a
-//! request that goes from queue to queue in a short time pauses in between, for longer each time.
+//! attempt. All requests acquire the locks in the same order. Of all locks that are held so
+//! briefly, consider the last one in that order: its holder can only be refused by an owner that
+//! has acquired all of its locks. So attempts cannot make each other fail forever. They can refuse
+//! each other many times while a later lock is held for long, and delay those that wait for an
+//! earlier one. So a request that goes from queue to queue in a short time pauses in between, for
+//! longer each time.
 
 use std::future::{Future as _, poll_fn};
 use std::ops::Range;
@@ -67,7 +69,8 @@ pub(super) struct MultiLockRequest<'a> {
     acquired_all: bool,
     /// Number of pauses since the request has been waiting for that member.
     tries: u32,
-    /// When the request last switched to another member's queue, and how often it did so shortly before.
+    /// When the request last switched to another member's queue, and how often it did so shortly
+    /// before.
     last_switch: Option<(Instant, u32)>,
     /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
     attempt_runs: Arc<AtomicBool>,
@@ -231,8 +234,8 @@ impl<'a> MultiLockRequest<'a> {
         Ok(AllOrNone::Acquired(held_members))
     }
 
-    /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member that
-    /// is waited for.
+    /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member
+    /// that is waited for.
     async fn acquire_batch(&self, batch: Range<usize>, subscribe: bool) -> Result<AllOrNone<u64>> {
         let is_blocking = |i: usize| self.blocking_member == Some(i);
         let each = || batch.clone().zip(&self.members[batch.clone()]);
@@ -270,8 +273,8 @@ impl<'a> MultiLockRequest<'a> {
     }
 }
 
-/// Returns the batches of adjacent members that one script can acquire: of one client, so also in one
-/// store, and of one slot there.
+/// Returns the batches of adjacent members that one script can acquire: of one client, so also in
+/// one store, and of one slot there.
 fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
@@ -295,8 +298,8 @@ fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
     batches
 }
 
-/// Waits until the owner has a hold period that started after `since`, through an acquisition other than
-/// the current attempt.
+/// Waits until the owner has a hold period that started after `since`, through an acquisition other
+/// than the current attempt.
 async fn held_through_another(
     hold_ref: &HoldRef,
     since: Option<PeriodId>,

@@ -1,5 +1,5 @@
-//! Compares Lua and rules of acquiring several objects over random histories: mixed kinds, some held
-//! by other owners, some of a wrong kind, with the objects acquired so far undone.
+//! Compares Lua and rules of acquiring several objects over random histories: mixed kinds, some
+//! held by other owners, some of a wrong kind, with the objects acquired so far undone.
 
 use proptest::prelude::*;
 use tokio::time::Instant;

@@ -35,7 +35,8 @@ use crate::store::Progress;
 /// (`{account}:1`, `{account}:2`).
 ///
 /// The order is by slot in a cluster, by key and then by the store's address. So clients that lock
-/// the same name on several servers should use the same addresses. A lock that is named twice is acquired once.
+/// the same name on several servers should use the same addresses. A lock that is named twice is
+/// acquired once.
 ///
 /// # When not to use it
 ///
@@ -128,7 +129,8 @@ impl MultiLock {
         self.lock().run(work).await
     }
 
-    /// Returns whether `owner` holds all locks, each through its member's client, according to the stores.
+    /// Returns whether `owner` holds all locks, each through its member's client, according to the
+    /// stores.
     ///
     /// # Errors
     ///

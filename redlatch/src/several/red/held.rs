@@ -324,8 +324,8 @@ impl Majority {
 }
 
 impl Held for HeldMajority {
-    /// Releases the members that granted the lock, concurrently. After their time limit it returns as
-    /// soon as the unconfirmed members are too few to withhold a majority from other owners.
+    /// Releases the members that granted the lock, concurrently. After their time limit it returns
+    /// as soon as the unconfirmed members are too few to withhold a majority from other owners.
     async fn release(self) -> Result<()> {
         let majority = &self.0;
         if let Some(lost) = majority.loss() {

@@ -34,24 +34,25 @@ use crate::store::Progress;
 /// Each of the N members is a lock of a different client, and each client uses a different,
 /// independent server; none is a replica of another. In a *round*, all members are requested
 /// concurrently, and the round lasts until each has answered or its time limit has passed
-/// ([`RedLock::member_timeout`]). The lock is acquired if at least N/2 + 1 members have granted it and
-/// it is still *valid*: for the remaining part of the lease, less an allowance for clocks that run at
-/// different speeds (1 % of the lease and 2 ms). Otherwise the members that granted it are released,
-/// and the next round starts after a short random pause. So it can be acquired and kept while a
-/// minority hangs or is down, and it is still held when one server loses its data.
+/// ([`RedLock::member_timeout`]). The lock is acquired if at least N/2 + 1 members have granted it
+/// and it is still *valid*: for the remaining part of the lease, less an allowance for clocks that
+/// run at different speeds (1 % of the lease and 2 ms). Otherwise the members that granted it are
+/// released, and the next round starts after a short random pause. So it can be acquired and kept
+/// while a minority hangs or is down, and it is still held when one server loses its data.
 ///
-/// Each member is renewed by its client's watchdog; the guard is valid while a majority is. Meanwhile, members that were
-/// lost or have not granted the lock are requested again, a few times a second at most, and count once they have granted it. So a
-/// held lock survives that its servers restart one after the other, even without their data, if each is back before the next one
+/// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
+/// Meanwhile, members that were lost or have not granted the lock are requested again, a few times
+/// a second at most, and count once they have granted it. So a held lock survives that its servers
+/// restart one after the other, even without their data, if each is back before the next one
 /// restarts. To force it open, force all members within a tenth of a second.
 ///
 /// # When not to use it
 ///
 /// It costs N times as much as one lock and depends on the clocks: servers that restart without
 /// their data within a lease, or clocks that jump, can grant it to two owners. Data that must not
-/// be written twice needs the fencing token of one server, from a [`FencedLock`](crate::FencedLock);
-/// tokens of several servers cannot be combined. To hold *different* locks together, use
-/// [`MultiLock`](crate::MultiLock).
+/// be written twice needs the fencing token of one server, from a
+/// [`FencedLock`](crate::FencedLock); tokens of several servers cannot be combined. To hold
+/// *different* locks together, use [`MultiLock`](crate::MultiLock).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -76,8 +77,8 @@ pub struct RedLock {
 
 impl RedLock {
     /// Creates a handle of the lock that these members form. Each member should be on a different,
-    /// independent server, and their number odd. A lock that is passed twice, of the same client, counts
-    /// once. Invalid members are reported as errors when the handle is used.
+    /// independent server, and their number odd. A lock that is passed twice, of the same client,
+    /// counts once. Invalid members are reported as errors when the handle is used.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         RedLock {
             members: members.into_iter().map(Into::into).collect(),
@@ -102,8 +103,8 @@ impl RedLock {
         self
     }
 
-    /// Sets the pause between rounds. Default [`Backoff::default`]: a random time from half to all of
-    /// 1 ms, then of 2 ms, and so on, doubled up to 128 ms.
+    /// Sets the pause between rounds. Default [`Backoff::default`]: a random time from half to all
+    /// of 1 ms, then of 2 ms, and so on, doubled up to 128 ms.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> RedLock {
         self.backoff = backoff;
@@ -116,12 +117,12 @@ impl RedLock {
     }
 
     /// Acquires the lock and waits for it without a limit. It also waits while a majority is
-    /// unreachable, unless an outage limit is set for the request ([`Acquire::outage_limit`]) or for a
-    /// member's client. Await the request, or configure it first: [`Acquire`].
+    /// unreachable, unless an outage limit is set for the request ([`Acquire::outage_limit`]) or
+    /// for a member's client. Await the request, or configure it first: [`Acquire`].
     ///
     /// Waiters of one process are served in order of arrival, if they share the members' clients
-    /// and set no owner with [`Acquire::owner`]: that owner may already hold the lock, and must not wait
-    /// behind others that wait for it. The order of all other waiters is random.
+    /// and set no owner with [`Acquire::owner`]: that owner may already hold the lock, and must not
+    /// wait behind others that wait for it. The order of all other waiters is random.
     pub fn lock(&self) -> Acquire<RedLock> {
         Acquire::new(self.clone())
     }
@@ -260,7 +261,8 @@ impl AcquireOnce for RedLock {
             });
         }
         let owner = named.unwrap_or_else(Owner::anonymous);
-        // Unless a member's client has an outage limit, it waits through any outage, unlike a single lock.
+        // Unless a member's client has an outage limit, it waits through any outage, unlike a
+        // single lock.
         let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
         let limits = options.limits(Some(outage_limit));
         let progress = Progress::default();
@@ -290,8 +292,8 @@ impl AcquireOnce for RedLock {
                 requests.start(first);
                 Ok(Some(HeldMajority(majority)))
             }
-            // `failure` is set if so many members failed in the last round that the others could not form a
-            // quorum. Otherwise the lock was refused.
+            // `failure` is set if so many members failed in the last round that the others could
+            // not form a quorum. Otherwise the lock was refused.
             None => request.failure.map_or(Ok(None), Err),
         }
     }

@@ -1,20 +1,24 @@
-//! Acquires the members again that a RedLock has lost, or that have not granted it: a server that restarted without its data, or
-//! was down. So it survives that one server after the other restarts.
+//! Acquires the members again that a RedLock has lost, or that have not granted it: a server that
+//! restarted without its data, or was down. So it survives that one server after the other
+//! restarts.
 //!
-//! 1. While a majority is valid, each missing member is requested for the same owner, with pauses. The first request follows after
-//!    a pause, too: otherwise a forced release of all members one after the other would not free the lock.
-//! 2. Such a request is an acquisition of a new hold: it first releases what the store may still have of the lost one. Its lease
-//!    counts from before it was sent.
-//! 3. After the grant the other members are checked in their stores. The member counts from then on, if a majority of the *others*
-//!    still has the holds that count ([`counts`]); else it is released, and requested again later.
-//! 4. It has the limits of the request, and a fixed lease ends when that of the others does. A lock that a member has lost at a
-//!    limit is not kept.
+//! 1. While a majority is valid, each missing member is requested for the same owner, with pauses.
+//!    The first request follows after a pause, too: otherwise a forced release of all members one
+//!    after the other would not free the lock.
+//! 2. Such a request is an acquisition of a new hold: it first releases what the store may still
+//!    have of the lost one. Its lease counts from before it was sent.
+//! 3. After the grant the other members are checked in their stores. The member counts from then
+//!    on, if a majority of the *others* still has the holds that count ([`counts`]); else it is
+//!    released, and requested again later.
+//! 4. It has the limits of the request, and a fixed lease ends when that of the others does. A lock
+//!    that a member has lost at a limit is not kept.
 //!
-//! Invariant: when a member is counted again, a majority of the others has been held without interruption since before the grant.
-//! Feared most: two servers lose their data, another owner acquires both and releases them, and then both are granted to this lock
-//! again, although it was not held in between; the client has noticed the first loss only. The check in 3 prevents it: the first of
-//! the two does not count, and the loss of the second one is the loss of the lock. A member that another owner holds refuses the
-//! request, and is requested again later.
+//! Invariant: when a member is counted again, a majority of the others has been held without
+//! interruption since before the grant. Feared most: two servers lose their data, another owner
+//! acquires both and releases them, and then both are granted to this lock again, although it was
+//! not held in between; the client has noticed the first loss only. The check in 3 prevents it: the
+//! first of the two does not count, and the loss of the second one is the loss of the lock. A
+//! member that another owner holds refuses the request, and is requested again later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +40,8 @@ use crate::several::{Member, any_lost};
 /// Decides which members are requested again, without a clock.
 #[derive(Debug, Default)]
 struct Regain {
-    /// By member: the number of requests, and when the next one is due; `None` while the member is held.
+    /// By member: the number of requests, and when the next one is due; `None` while the member is
+    /// held.
     requests: Vec<Option<(u32, Instant)>>,
 }
 
@@ -170,8 +175,8 @@ impl MemberRequests {
         }
     }
 
-    /// Asks the stores which of the counted members are still held. One that is not is checked again by its client, which reports
-    /// the loss.
+    /// Asks the stores which of the counted members are still held. One that is not is checked
+    /// again by its client, which reports the loss.
     async fn confirm(&self) -> Vec<bool> {
         let majority = &self.majority;
         let checks = majority.held().into_iter().map(|held| async move {
@@ -273,7 +278,8 @@ mod tests {
         revived: bool,
     }
 
-    /// Decides whether a granted member counts, with what the client knows and what the servers have.
+    /// Decides whether a granted member counts, with what the client knows and what the servers
+    /// have.
     type Rule = fn(usize, [bool; 3], [bool; 3]) -> bool;
 
     impl World {

@@ -1,7 +1,8 @@
 //! Requests the lock from all members, in rounds (the Redlock algorithm).
 //!
-//! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to answer;
-//!    a late or failed member counts as a refusal, and its attempt is undone in the background.
+//! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to
+//!    answer; a late or failed member counts as a refusal, and its attempt is undone in the
+//!    background.
 //! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
 //!    the lock is acquired.
 //! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
@@ -42,15 +43,16 @@ pub(super) struct RedLockRequest<'a> {
     /// messages arrive there.
     pub(super) queue_name: String,
     pub(super) tries: u32,
-    /// The first error of the latest round, if so many members failed that the others could not form a quorum.
+    /// The first error of the latest round, if so many members failed that the others could not
+    /// form a quorum.
     pub(super) failure: Option<Error>,
     /// When waiting fails while no quorum can be reached.
     pub(super) limits: Limits,
     pub(super) progress: &'a Progress,
 }
 
-/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
-/// the background.
+/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of
+/// one that is dropped, are settled in the background.
 pub(super) async fn request_member(
     member: &Member,
     hold_ref: HoldRef,
@@ -97,12 +99,14 @@ impl RedLockRequest<'_> {
         }
     }
 
-    /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
+    /// Requests all members once. Without a quorum that is valid for some time, releases what was
+    /// acquired.
     async fn round(&mut self) -> Result<Option<Arc<Majority>>> {
         let begun = Instant::now();
         let mut holds = Vec::with_capacity(self.members.len());
         for member in self.members {
-            // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
+            // Looked up anew in each round, so that a hold that was lost meanwhile is not
+            // re-entered.
             let hold_ref = member.lock.hold_ref(self.owner)?;
             self.options.set_note(&hold_ref.hold);
             holds.push((member, hold_ref));
