@@ -21,6 +21,11 @@ async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
     state.holders()[0].registered.clone()
 }
 
+/// The registered note of the holder of `name`.
+async fn note(client: &Client, name: &str) -> Option<String> {
+    holder(client, name).await.unwrap().note
+}
+
 fn connect(store: &Embedded, builder: ClientBuilder) -> Client {
     builder.connect_embedded(store).unwrap()
 }
@@ -60,7 +65,7 @@ async fn note_of_earlier_hold_is_forgotten() {
     drop(lock.lock().owner(me).note("earlier").await.unwrap());
     let guard = lock.lock().owner(me).await.unwrap();
     sleep(SECOND * 2).await;
-    assert_eq!(holder(&client, "a").await.unwrap().note, None);
+    assert_eq!(note(&client, "a").await, None);
     drop(lock.lock().owner(me).note("later").await.unwrap());
     let again = lock.lock().owner(me).await.unwrap();
     client.flush().await;
@@ -98,8 +103,7 @@ async fn entry_of_later_hold_outlives_a_lost_one_of_its_owner() {
     sleep(SECOND * 2).await;
     for _ in 0..15 {
         sleep(SECOND * 2).await;
-        let entry = holder(&peer, "a").await.unwrap();
-        assert_eq!(entry.note.as_deref(), Some("later"));
+        assert_eq!(note(&peer, "a").await.as_deref(), Some("later"));
     }
     drop((lost, later));
 }
@@ -181,10 +185,7 @@ async fn waits_are_registered_after_a_second_until_they_end() {
     sleep(SECOND / 10).await;
     assert_eq!(waits(&client).await, expected(&["3"]));
     sleep(SECOND).await;
-    assert_eq!(
-        holder(&client, "a").await.unwrap().note.as_deref(),
-        Some("1")
-    );
+    assert_eq!(note(&client, "a").await.as_deref(), Some("1"));
     guard.unlock().await.unwrap();
     third.await.unwrap().unlock().await.unwrap();
     for client in [&client, &peer] {
@@ -280,10 +281,7 @@ async fn several_locks_are_registered_each() {
     };
     sleep(3 * SECOND / 2).await;
     for name in ["a", "b"] {
-        assert_eq!(
-            holder(&peer, name).await.unwrap().note.as_deref(),
-            Some("both")
-        );
+        assert_eq!(note(&peer, name).await.as_deref(), Some("both"));
     }
     assert_eq!(waits(&peer).await, [("b".to_owned(), "theirs".to_owned())]);
     guard.unlock().await.unwrap();

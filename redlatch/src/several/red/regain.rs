@@ -143,34 +143,28 @@ impl MemberRequests {
     /// Requests a member once. The end of the lock drops this, which settles the request.
     async fn request(&self, i: usize) {
         let (member, running) = self.majority.begin_request(i);
-        Counted::new(Box::pin(self.request_counted(i, &member)), running).await;
+        let request = Box::pin(self.request_member(i, &member));
+        Counted::new(request, running).await;
     }
 
-    async fn request_counted(&self, i: usize, member: &Member) {
-        let Majority {
-            owner,
-            member_timeout,
-            ..
-        } = *self.majority;
+    async fn request_member(&self, i: usize, member: &Member) {
+        let majority = &self.majority;
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
-        let requested = match member.lock.hold_ref(owner) {
-            Ok(hold_ref) => request_member(member, hold_ref, terms, member_timeout).await,
+        let requested = match member.lock.hold_ref(majority.owner) {
+            Ok(hold_ref) => request_member(member, hold_ref, terms, majority.member_timeout).await,
             Err(error) => Err(error),
         };
+        let lock = member.object().full_name();
         match requested {
             Ok(Some(guard)) => {
                 let confirmed = self.confirm().await;
-                self.majority.add(i, guard, &confirmed);
+                majority.add(i, guard, &confirmed);
             }
-            Ok(None) => tracing::debug!(
-                lock = member.object().full_name(),
-                "a member of a RedLock is held"
-            ),
+            Ok(None) => tracing::debug!(lock, "a member of a RedLock is held"),
             Err(error) => {
-                tracing::debug!(lock = member.object().full_name(), %error,
-                    "a member of a RedLock could not be acquired again");
+                tracing::debug!(lock, %error, "a member of a RedLock could not be acquired again");
             }
         }
     }
