@@ -323,24 +323,13 @@ impl Edges {
 /// Reads the graph of all waits.
 pub(crate) async fn read_all(session: &Session) -> Result<WaitGraph> {
     let all = session.registration.read_all(&session.store).await?;
-    let mut keys: BTreeSet<String> = all
-        .entries
-        .iter()
-        .filter(|one| one.role == Role::Waits)
-        .map(|one| one.key.clone())
-        .collect();
-    let mut cursor = Some(Cursor::default());
+    let waits = all.entries.iter().filter(|one| one.role == Role::Waits);
+    let mut keys: BTreeSet<String> = waits.map(|one| one.key.clone()).collect();
+    let (store, mut cursor) = (&session.store, Some(Cursor::default()));
     while let Some(at) = cursor {
-        let (queues, next) = session
-            .store
-            .scan(FAIR_QUEUE_PATTERN, ScanType::Lists, at)
-            .await?;
-        keys.extend(
-            queues
-                .iter()
-                .filter_map(|key| object_of_queue(key))
-                .map(str::to_owned),
-        );
+        let (queues, next) = store.scan(FAIR_QUEUE_PATTERN, ScanType::Lists, at).await?;
+        let objects = queues.iter().filter_map(|key| object_of_queue(key));
+        keys.extend(objects.map(str::to_owned));
         cursor = next;
     }
     read(session, &all, keys).await
@@ -364,11 +353,8 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
     };
     let is_readable = |key: &String| {
         let name = key.strip_prefix(&session.prefix);
-        let is_name = |name: &str| {
-            let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
-            !name.is_empty() && object.check().is_ok()
-        };
-        name.is_some_and(is_name)
+        let object = name.map(|name| ObjectKeys::new(KeyLayout::Lock, &session.prefix, name));
+        object.is_some_and(|object| object.check().is_ok())
     };
     let keys: Vec<String> = keys.into_iter().filter(is_readable).collect();
     for page in keys.chunks(PAGE) {
@@ -388,9 +374,8 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
         for (key, seen) in inspected? {
             let state = seen.ok().flatten();
             let entries = registered.get(&*key).map_or(&[][..], Vec::as_slice);
-            if let Some(name) = key.strip_prefix(&session.prefix) {
-                graph.waits.extend(waits(name, &key, state, entries));
-            }
+            let name = &key[session.prefix.len()..];
+            graph.waits.extend(waits(name, &key, state, entries));
         }
     }
     graph.waits.sort_by(|one, other| one.name.cmp(&other.name));

@@ -121,10 +121,8 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
 
 /// Remembers the current runtime for the work of all clients.
 pub(crate) fn remember_runtime(members: &[Member]) -> Result<()> {
-    let sessions = members.iter().map(Member::session);
-    sessions
-        .map(|session| session.background.remember_runtime())
-        .collect()
+    let mut sessions = members.iter().map(Member::session);
+    sessions.try_for_each(|session| session.background.remember_runtime())
 }
 
 /// Returns the span of a request for several locks as one.

@@ -120,16 +120,13 @@ async fn next_leader(
     session.background.remember_runtime()?;
     election.keys.fair.object.check()?;
     let limits = Limits::new(WaitLimit::Endless, session.outage_limit);
-    let progress = Progress::default();
+    let (store, progress) = (&session.store, Progress::default());
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;
         Box::pin(async move {
             let step = rules::read(&election.keys);
             let delivery = Delivery::QUEUED_INSPECTION;
-            let answer = session
-                .store
-                .run(&step, channel, delivery, progress)
-                .await?;
+            let answer = store.run(&step, channel, delivery, progress).await?;
             let (leader, left) = match answer.reply {
                 Some((leader, left)) => (Some(leader), left),
                 None => (None, Expiry::In(session.watchdog.lease().duration())),

@@ -38,10 +38,19 @@ fn waiter(lock: &Lock) -> JoinHandle<(Instant, Guard)> {
 }
 
 fn is_revoked<T>(result: Result<T>) -> bool {
-    let Err(Error::Lost { reason, .. }) = result else {
-        return false;
-    };
-    reason == Loss::Revoked
+    matches!(
+        result,
+        Err(Error::Lost {
+            reason: Loss::Revoked,
+            ..
+        })
+    )
+}
+
+/// Returns the remaining lease in the store.
+async fn remaining(lock: &Lock) -> Duration {
+    let left = lock.remaining_lease().await.unwrap();
+    left.unwrap().duration().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,29 +147,17 @@ async fn revoked_hold_of_silent_client_ends_with_its_lease() {
 /// nothing.
 #[tokio::test(start_paused = true)]
 async fn renewal_extends_lease_until_limit_at_most() {
-    let (_, [client, other]) = clients();
-    let lock = other.lock("a");
-    let guard = client.lock("a").lock().await.unwrap();
-    lock.revoke(35 * SECOND).await.unwrap();
+    let (_, guard, theirs) = held().await;
+    theirs.revoke(35 * SECOND).await.unwrap();
     let limit = Instant::now() + 35 * SECOND;
     sleep(12 * SECOND).await;
     run_others().await;
-    let left = lock
-        .remaining_lease()
-        .await
-        .unwrap()
-        .unwrap()
-        .duration()
-        .unwrap();
+    let (left, valid) = (remaining(&theirs).await, guard.valid_for());
     assert!(
-        left <= limit - Instant::now() && left > 22 * SECOND,
+        left > 22 * SECOND && left <= limit - Instant::now(),
         "{left:?}"
     );
-    assert!(
-        guard.valid_for() <= left,
-        "{:?} {left:?}",
-        guard.valid_for()
-    );
+    assert!(valid <= left, "{valid:?} {left:?}");
 }
 
 /// The earliest limit counts, also if it is not the last.
@@ -390,10 +387,8 @@ async fn re_entry_into_revoked_hold_does_not_extend_it() {
     sleep(8 * SECOND).await;
     other.lock("a").revoke(25 * SECOND).await.unwrap();
     assert!(is_asked(&guard).await);
-    let left = async || {
-        let left = other.lock("a").remaining_lease().await.unwrap();
-        left.unwrap().duration().unwrap()
-    };
+    let theirs = other.lock("a");
+    let left = async || remaining(&theirs).await;
     let inner = guard.reenter().await.unwrap();
     assert!(left().await <= 25 * SECOND, "{:?}", left().await);
     inner.unlock().await.unwrap();
@@ -461,13 +456,8 @@ async fn run_until_asked_drops_work_and_releases() {
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.run_until_asked(async { 42 }).await.unwrap(), Some(42));
     other.lock("a").ask().await.unwrap();
-    assert_eq!(
-        guard
-            .run_until_asked(std::future::pending::<()>())
-            .await
-            .unwrap(),
-        None
-    );
+    let endless = guard.run_until_asked(std::future::pending::<()>());
+    assert_eq!(endless.await.unwrap(), None);
     assert!(guard.is_valid());
 }
 
@@ -475,12 +465,8 @@ async fn run_until_asked_drops_work_and_releases() {
 async fn released_by_waits_for_owner() {
     let (lock, guard, theirs) = held().await;
     let owner = theirs.ask().await.unwrap().unwrap();
-    assert!(
-        !theirs
-            .released_by(owner.clone(), 10 * SECOND)
-            .await
-            .unwrap()
-    );
+    let released = theirs.released_by(owner.clone(), 10 * SECOND);
+    assert!(!released.await.unwrap());
     let begun = Instant::now();
     let release = async {
         sleep(SECOND).await;
@@ -496,13 +482,10 @@ async fn released_by_waits_for_owner() {
 async fn limit_that_is_too_long_is_refused() {
     let (_, [client, _]) = clients();
     let refused = client.lock("a").revoke(Duration::MAX).await;
-    assert!(matches!(
-        refused,
-        Err(Error::InvalidSetting {
-            setting: "limit",
-            ..
-        })
-    ));
+    let Err(Error::InvalidSetting { setting, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(setting, "limit");
 }
 
 /// The check of a hold that is gone must not wake itself.

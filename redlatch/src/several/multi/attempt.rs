@@ -175,10 +175,10 @@ impl<'a> MultiLockRequest<'a> {
 
     /// Pauses if the request has just come from another member's queue, too.
     async fn pause_before_switch(&mut self) {
-        let before = self
-            .last_switch
-            .filter(|(at, _)| at.elapsed() < QUICK_SWITCH);
-        let quick_switches = before.map_or(0, |(_, quick_switches)| quick_switches + 1);
+        let quick_switches = match self.last_switch {
+            Some((at, quick_switches)) if at.elapsed() < QUICK_SWITCH => quick_switches + 1,
+            _ => 0,
+        };
         if let Some(pauses) = quick_switches.checked_sub(1) {
             let all = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
             tokio::time::sleep(all.pause(pauses)).await;
