@@ -153,16 +153,15 @@ pub(super) fn client_settings(
         age: Some(age),
         ..Setting::text("started", "")
     };
-    let all = [
+    let mut all = vec![
         Setting::text("host", shortened(&process.host)),
         Setting::text("pid", process.pid.to_string()),
         Setting::text("program", shortened(&process.program)),
         Setting::text("version", env!("CARGO_PKG_VERSION")),
-        Setting::text(INSTANCE, instance),
-        started,
     ];
-    let label = label.map(|label| Setting::text("label", shortened(label)));
-    all.into_iter().chain(label).collect()
+    all.extend(label.map(|label| Setting::text("label", shortened(label))));
+    all.extend([started, Setting::text(INSTANCE, instance)]);
+    all
 }
 
 /// Returns the beginning of a text that is too long.
