@@ -34,6 +34,8 @@ pub mod simulation;
 mod step;
 mod store;
 mod sync;
+#[cfg(test)]
+mod test_prelude;
 mod wait;
 mod watchdog;
 
@@ -83,8 +85,8 @@ pub mod kind {
     pub use crate::more::revocation::Revocable;
 }
 
-/// What exists in a store, and what changes there: results of [`Client::inspect`], [`Client::list`],
-/// [`Client::watch`] and of methods that return holders, waiters or held permits.
+/// What exists in a store, and what changes there: results of [`Client::inspect`],
+/// [`Client::list`], [`Client::watch`] and of methods that return holders, waiters or held permits.
 pub mod inspect {
     pub use crate::client_registry::{ClientInfo, RegistryEntry};
     pub use crate::locks::Holder;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
-/// The longest name in bytes, including the prefix. Redis allows 512 MB, but people read names in logs and
-/// in `redlatch ls`.
+/// The longest name in bytes, including the prefix. Redis allows 512 MB, but people read names in
+/// logs and in `redlatch ls`.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
 /// Maximum number of characters of a value of a group that are shown.
@@ -29,17 +29,20 @@ const ASKED: &str = "redlatch_lock_asked";
 const ELECTION: &str = "redlatch_election";
 /// The prefixes of all further keys.
 ///
-/// Names `a` and `{a}` are *aliases*: Redisson gives them the same further keys and channels. They are two locks with
-/// different holders, and where only redlatch uses a key, it has another form for each ([`unambiguous`]). What Redisson
-/// defines stays as it is, also where it mixes up aliases:
+/// Names `a` and `{a}` are *aliases*: Redisson gives them the same further keys and channels. They
+/// are two locks with different holders, and where only redlatch uses a key, it has another form
+/// for each ([`unambiguous`]). What Redisson defines stays as it is, also where it mixes up
+/// aliases:
 ///
-/// - Channels: a message may wake a waiter of the other lock, which then asks once more than necessary.
-/// - The queue of fair locks, its timeouts, and what redlatch records about its waiters (absences, announcements): one queue for
-///   both locks. An announcement names the lock, so no waiter is granted the other one. A waiter of one lock may delay those of
-///   the other.
+/// - Channels: a message may wake a waiter of the other lock, which then asks once more than
+///   necessary.
+/// - The queue of fair locks, its timeouts, and what redlatch records about its waiters (absences,
+///   announcements): one queue for both locks. An announcement names the lock, so no waiter is
+///   granted the other one. A waiter of one lock may delay those of the other.
 /// - Tokens: one sequence for both locks. The tokens of each still increase.
-/// - The deadlines of the permits of an expirable semaphore, and the timeouts of a reader that reads both locks: one owner must not
-///   hold both read locks, and only one of the two semaphores may be used.
+/// - The deadlines of the permits of an expirable semaphore, and the timeouts of a reader that
+///   reads both locks: one owner must not hold both read locks, and only one of the two semaphores
+///   may be used.
 const PREFIXES: [&str; 11] = [
     TOKEN,
     QUEUE,
@@ -67,8 +70,8 @@ const CLIENT: &str = "redlatch_client";
 /// Prefix of keys that only Redisson writes: the results of unlocking that it keeps.
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
-/// The key and the channel of one object in the store. Some kinds have further keys: see [`FairKeys`],
-/// [`FencedKeys`], [`GroupKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
+/// The key and the channel of one object in the store. Some kinds have further keys: see
+/// [`FairKeys`], [`FencedKeys`], [`GroupKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
 #[derive(Debug)]
 pub(crate) struct ObjectKeys {
     /// Length of the client's prefix.
@@ -77,8 +80,8 @@ pub(crate) struct ObjectKeys {
     /// Where the channel contains the key.
     key: Range<usize>,
     layout: KeyLayout,
-    /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
-    /// fail.
+    /// Why the name is invalid, if it is. Every operation reports it, because creating a handle
+    /// cannot fail.
     invalid: Option<&'static str>,
     /// Boxed: most objects are not one of a group.
     in_group: Option<Box<InGroup>>,
@@ -173,7 +176,8 @@ impl ObjectKeys {
         self.channel.get(self.key.clone()).unwrap_or_default()
     }
 
-    /// Returns what names the object within a client: its key, unless several objects share the key.
+    /// Returns what names the object within a client: its key, unless several objects share the
+    /// key.
     pub(crate) fn identity(&self) -> &str {
         let in_group = self.in_group.as_ref();
         in_group.map_or(self.key(), |object| &object.identity)
@@ -183,9 +187,10 @@ impl ObjectKeys {
         &self.channel
     }
 
-    /// Moves the channel of a latch whose name has a hash tag of its own to the slot of its key. Otherwise
-    /// no script could publish there in a cluster: Redisson's cannot (CROSSSLOT). Redisson's waiters
-    /// subscribe to another channel, where nothing is published, so they cannot share such a latch.
+    /// Moves the channel of a latch whose name has a hash tag of its own to the slot of its key.
+    /// Otherwise no script could publish there in a cluster: Redisson's cannot (CROSSSLOT).
+    /// Redisson's waiters subscribe to another channel, where nothing is published, so they cannot
+    /// share such a latch.
     pub(crate) fn move_channel_to_slot(&mut self) {
         let channel = [LATCH_CHANNEL, self.key()].concat();
         self.key = key_within(&channel, self.key());
@@ -196,7 +201,8 @@ impl ObjectKeys {
         self.layout
     }
 
-    /// Returns the key of the requests to release a lock (redlatch's own, not in Redisson). Not stored, because few steps need it.
+    /// Returns the key of the requests to release a lock (redlatch's own, not in Redisson). Not
+    /// stored, because few steps need it.
     pub(crate) fn requests_key(&self) -> String {
         unambiguous(ASKED, self.key(), &['{'])
     }
@@ -233,10 +239,11 @@ pub(crate) struct FairKeys {
     pub(crate) queue: String,
     /// The times at which waiters expire.
     pub(crate) timeouts: String,
-    /// The times until which disconnected waiters keep their positions in the queue (redlatch's own, not in
-    /// Redisson).
+    /// The times until which disconnected waiters keep their positions in the queue (redlatch's
+    /// own, not in Redisson).
     pub(crate) absent_waiters: String,
-    /// The leases that waiters ask for, and the numbers of their requests (redlatch's own, not in Redisson).
+    /// The leases that waiters ask for, and the numbers of their requests (redlatch's own, not in
+    /// Redisson).
     pub(crate) announcements: String,
 }
 
@@ -256,7 +263,8 @@ impl FairKeys {
         }
     }
 
-    /// Returns the key of the queue of the fair lock that shares its key with this lock. `None`: it is no lock.
+    /// Returns the key of the queue of the fair lock that shares its key with this lock. `None`: it
+    /// is no lock.
     pub(crate) fn queue_of(object: &ObjectKeys) -> Option<String> {
         object
             .channel
@@ -270,8 +278,8 @@ impl FairKeys {
     }
 }
 
-/// The keys of an election: those of a fair lock, the token of a fenced lock, and its latest term (redlatch's own, not in
-/// Redisson).
+/// The keys of an election: those of a fair lock, the token of a fenced lock, and its latest term
+/// (redlatch's own, not in Redisson).
 #[derive(Debug)]
 pub(crate) struct ElectionKeys {
     pub(crate) fair: Arc<FairKeys>,
@@ -315,7 +323,8 @@ impl FencedKeys {
     }
 }
 
-/// The key of a group of locks, and the field of one of its values. A holder of the value has two further fields.
+/// The key of a group of locks, and the field of one of its values. A holder of the value has two
+/// further fields.
 #[derive(Debug)]
 pub(crate) struct GroupKeys {
     pub(crate) object: Arc<ObjectKeys>,
@@ -356,7 +365,8 @@ pub(crate) struct ReadWriteKeys {
     /// The two sides. They have one key and one channel.
     pub(crate) read: Arc<ObjectKeys>,
     pub(crate) write: Arc<ObjectKeys>,
-    /// The waiting writers that block new readers, and until when (redlatch's own, not in Redisson).
+    /// The waiting writers that block new readers, and until when (redlatch's own, not in
+    /// Redisson).
     pub(crate) writers: String,
     /// Prefix of the timeouts of all readers' holds; the reader follows.
     pub(crate) timeouts_prefix: String,
@@ -476,8 +486,8 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
     PREFIXES.iter().any(has_prefix) || is_timeout()
 }
 
-/// Returns prefixes of the keys that change when an object is acquired, released or waited for, for all objects whose
-/// keys start with `start`. No prefix starts with another.
+/// Returns prefixes of the keys that change when an object is acquired, released or waited for, for
+/// all objects whose keys start with `start`. No prefix starts with another.
 pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
     let mut all = vec![start.to_owned(), format!("{QUEUE}:{start}")];
     if !start.contains('{') {
@@ -487,7 +497,8 @@ pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
     all.sort_unstable();
     let mut prefixes: Vec<String> = Vec::new();
     for prefix in all {
-        // Sorted, so a prefix directly follows those that it starts with, or others that start with them.
+        // Sorted, so a prefix directly follows those that it starts with, or others that start with
+        // them.
         if !prefixes.last().is_some_and(|last| prefix.starts_with(last)) {
             prefixes.push(prefix);
         }
@@ -495,26 +506,28 @@ pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
     prefixes
 }
 
-/// Returns the key of the object that may have changed with this key: itself, or that of the object to which a queue
-/// belongs. The second one shares its queue, if there is one (`a` and `{a}`).
+/// Returns the key of the object that may have changed with this key: itself, or that of the object
+/// to which a queue belongs. The second one shares its queue, if there is one (`a` and `{a}`).
 pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
-    let queue_of = key
-        .strip_prefix(QUEUE)
-        .and_then(|rest| rest.strip_prefix(':'));
-    let Some(name) = queue_of else {
-        return (!is_extra_key(key)).then_some((key, None));
-    };
-    let inside = name
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
+    match objects_of_queue(key) {
+        None => (!is_extra_key(key)).then_some((key, None)),
+        found => found,
+    }
+}
+
+/// Returns the key of the fair lock to which a queue belongs, and the one that shares the queue, if
+/// there is one: the locks `a` and `{a}` have one queue.
+fn objects_of_queue(queue: &str) -> Option<(&str, Option<&str>)> {
+    let name = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
+    let inside = name.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     match inside.filter(|inside| !inside.contains(['{', '}'])) {
         Some(inside) => Some((inside, Some(name))),
         None => Some((name, None)),
     }
 }
 
-/// Objects are equal if their keys are, except for the two sides of a read-write lock and the values of a group: they
-/// share a key, and one owner may hold several of them.
+/// Objects are equal if their keys are, except for the two sides of a read-write lock and the
+/// values of a group: they share a key, and one owner may hold several of them.
 impl PartialEq for ObjectKeys {
     fn eq(&self, other: &ObjectKeys) -> bool {
         let writes = |object: &ObjectKeys| object.layout == KeyLayout::Write;
@@ -536,18 +549,15 @@ pub(crate) const CLIENT_PATTERN: &str = "redlatch_client:{*}";
 /// Pattern of the queues of all fair locks.
 pub(crate) const FAIR_QUEUE_PATTERN: &str = "redisson_lock_queue:*{*}*";
 
-/// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one queue; this is `a`.)
+/// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one
+/// queue; this is `a`.)
 pub(crate) fn object_of_queue(queue: &str) -> Option<&str> {
-    let rest = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
-    let inside = rest
-        .strip_prefix('{')
-        .and_then(|rest| rest.strip_suffix('}'));
-    let plain = inside.filter(|inside| !inside.contains(['{', '}']));
-    Some(plain.unwrap_or(rest))
+    objects_of_queue(queue).map(|(object, _)| object)
 }
 
-/// Returns the key of the hash in which a client registers itself (redlatch's own, not in Redisson). It has no prefix, as
-/// the ids of owners have none: a holder is looked up by its id, without the prefix of its client.
+/// Returns the key of the hash in which a client registers itself (redlatch's own, not in
+/// Redisson). It has no prefix, as the ids of owners have none: a holder is looked up by its id,
+/// without the prefix of its client.
 pub(crate) fn client_key(id: &str) -> String {
     prefixed(CLIENT, id)
 }
@@ -558,8 +568,8 @@ pub(crate) fn client_of_key(key: &str) -> Option<&str> {
     id.strip_suffix('}')
 }
 
-/// Returns a key or channel that belongs to `name`, in its cluster slot: the name becomes the hash tag,
-/// unless it has one of its own.
+/// Returns a key or channel that belongs to `name`, in its cluster slot: the name becomes the hash
+/// tag, unless it has one of its own.
 fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') {
         format!("{prefix}:{name}")
@@ -568,8 +578,8 @@ fn prefixed(prefix: &str, name: &str) -> String {
     }
 }
 
-/// As [`prefixed`], but no two names have one key: those of `a` and `{a}` differ. `special` are characters of names that
-/// get no braces.
+/// As [`prefixed`], but no two names have one key: those of `a` and `{a}` differ. `special` are
+/// characters of names that get no braces.
 fn unambiguous(prefix: &str, name: &str, special: &[char]) -> String {
     if name.contains(special) {
         format!("{prefix}::{name}")
@@ -616,15 +626,16 @@ pub(crate) const SPANS_SLOTS: &str =
 /// Returns whether the keys and channels of an object with this key (prefix included) would lie in
 /// different slots of a cluster.
 ///
-/// Braces around the whole name keep them together if the name has no braces. A name with a hash tag needs
-/// none. Redisson looks only for a `{`, so a name with other braces (`a}b`, `a{b`, `{}a`) works on a single
-/// server and fails in a cluster. It is refused everywhere, so that a program can move between deployments.
+/// Braces around the whole name keep them together if the name has no braces. A name with a hash
+/// tag needs none. Redisson looks only for a `{`, so a name with other braces (`a}b`, `a{b`, `{}a`)
+/// works on a single server and fails in a cluster. It is refused everywhere, so that a program can
+/// move between deployments.
 pub(crate) fn spans_slots(key: &str) -> bool {
     key.contains(['{', '}']) && hash_tag(key).is_none()
 }
 
-/// Returns the text in the first braces of a key, if there is any. In a cluster it determines the slot
-/// instead of the whole key.
+/// Returns the text in the first braces of a key, if there is any. In a cluster it determines the
+/// slot instead of the whole key.
 pub(crate) fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (inside, _) = rest.split_once('}')?;
@@ -646,8 +657,8 @@ pub(crate) fn invalid_character(text: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// A second job with the record of the first would never run, and an election with the term of another would report
-    /// its leader.
+    /// A second job with the record of the first would never run, and an election with the term of
+    /// another would report its leader.
     #[test]
     fn no_two_names_share_a_record_or_a_term() {
         let names = [

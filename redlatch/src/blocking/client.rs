@@ -21,7 +21,8 @@ use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId, S
 /// Clones share one connection and one thread. The thread ends with the last of them and of their
 /// handles and guards, after everything that was dropped has been released. The process does not
 /// wait for that when it exits: call [`Client::flush`] first if guards were dropped shortly before.
-/// (A client from [`crate::Client::blocking`] has no thread: the async client's runtime does its work.)
+/// (A client from [`crate::Client::blocking`] has no thread: the async client's runtime does its
+/// work.)
 pub type Client = Blocking<crate::Client>;
 
 impl Client {
@@ -57,26 +58,6 @@ impl Client {
         Client { inner, worker }
     }
 
-    /// Returns the kind and state of the object `name`: [`crate::Client::inspect`].
-    pub fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
-        let (client, name) = (self.inner.clone(), name.to_owned());
-        self.worker
-            .run(async move { client.inspect(&name).await })?
-    }
-
-    /// Returns the owners that wait for the object `name`: [`crate::Client::waiters`].
-    pub fn waiters(&self, name: &str) -> Result<Vec<WaitingOwner>> {
-        let (client, name) = (self.inner.clone(), name.to_owned());
-        self.worker
-            .run(async move { client.waiters(&name).await })?
-    }
-
-    /// Returns which owners wait for which objects: [`crate::Client::wait_graph`].
-    pub fn wait_graph(&self) -> Result<WaitGraph> {
-        let client = self.inner.clone();
-        self.worker.run(async move { client.wait_graph().await })?
-    }
-
     /// Lists the objects whose names match a pattern: [`crate::Client::list`].
     pub fn list(&self, pattern: &str) -> Listing {
         Listing(Polled::new(self.inner.list(pattern), &self.worker))
@@ -85,12 +66,6 @@ impl Client {
     /// Returns the events of the objects whose names match a pattern: [`crate::Client::watch`].
     pub fn watch(&self, pattern: &str) -> Watch {
         Watch(Polled::new(self.inner.watch(pattern), &self.worker))
-    }
-
-    /// Waits for an answer of the store: [`crate::Client::ping`].
-    pub fn ping(&self) -> Result<Duration> {
-        let client = self.inner.clone();
-        self.worker.run(async move { client.ping().await })?
     }
 
     /// Blocks until no background work is left: [`crate::Client::flush`].
@@ -126,18 +101,22 @@ forward! { [Client] "crate::Client" {
     get id() -> &str;
     get owner_id(owner: Owner) -> OwnerId;
     get status() -> ClientStatus;
+    run inspect(name: &str) -> Option<ObjectState>;
+    run waiters(name: &str) -> Vec<WaitingOwner>;
+    run wait_graph() -> WaitGraph;
+    run ping() -> Duration;
 } }
 
 impl crate::Client {
-    /// Returns a client for threads that shares this client's connection, watchdog and identity. Its calls run
-    /// in the runtime that this client uses now.
+    /// Returns a client for threads that shares this client's connection, watchdog and identity.
+    /// Its calls run in the runtime that this client uses now.
     ///
     /// That runtime must be driven by other threads: a `current_thread` runtime runs only inside of
-    /// `block_on`, and a call waits until it does. In async code of that runtime, blocking calls return
-    /// [`Error::BlockedRuntime`] instead of waiting for themselves; inside of
-    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work. Make fewer calls there at a time than the
-    /// runtime has blocking threads (`max_blocking_threads`): if all of them wait for locks, the runtime cannot
-    /// resolve a host name to reconnect.
+    /// `block_on`, and a call waits until it does. In async code of that runtime, blocking calls
+    /// return [`Error::BlockedRuntime`] instead of waiting for themselves; inside of
+    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work. Make fewer calls there at a time
+    /// than the runtime has blocking threads (`max_blocking_threads`): if all of them wait for
+    /// locks, the runtime cannot resolve a host name to reconnect.
     ///
     /// # Errors
     ///
@@ -183,8 +162,9 @@ impl Iterator for Listing {
     }
 }
 
-/// Events of the objects whose names match a pattern: [`crate::inspect::Watch`], as an iterator, which blocks until there
-/// is an event and never ends. Only the end of the process stops a thread that waits for one.
+/// Events of the objects whose names match a pattern: [`crate::inspect::Watch`], as an iterator,
+/// which blocks until there is an event and never ends. Only the end of the process stops a thread
+/// that waits for one.
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {

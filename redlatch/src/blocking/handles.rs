@@ -201,7 +201,9 @@ forward! { [ExpirableSemaphore] "crate::ExpirableSemaphore" {
     new try_acquire() -> TryAcquire<crate::Lock<Permits>>;
     new try_acquire_many(permits: u32) -> TryAcquire<crate::Lock<Permits>>;
     run release(id: PermitId) -> ();
+    run release_many(ids: &[PermitId]) -> ();
     run try_release(id: PermitId) -> bool;
+    run try_release_many(ids: &[PermitId]) -> usize;
     run update_lease(id: PermitId, lease: Duration) -> bool;
     run lease_of(id: PermitId) -> Option<Expiry>;
     run available() -> i64;
@@ -242,21 +244,6 @@ impl ExpirableSemaphore {
     /// Acquires one permit, calls `work` while it is held, and releases it: [`Acquire::run`].
     pub fn run<T>(&self, work: impl FnOnce(&Guard<crate::Lock<Permits>>) -> T) -> Result<T> {
         self.acquire().run(work)
-    }
-
-    /// Releases several permits, all or none: [`crate::ExpirableSemaphore::release_many`].
-    pub fn release_many(&self, ids: &[PermitId]) -> Result<()> {
-        let (inner, ids) = (self.inner.clone(), ids.to_vec());
-        self.worker
-            .run(async move { inner.release_many(&ids).await })?
-    }
-
-    /// Releases those of several permits that are held:
-    /// [`crate::ExpirableSemaphore::try_release_many`].
-    pub fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
-        let (inner, ids) = (self.inner.clone(), ids.to_vec());
-        self.worker
-            .run(async move { inner.try_release_many(&ids).await })?
     }
 }
 

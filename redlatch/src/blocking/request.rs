@@ -12,8 +12,8 @@ use crate::kind::{OwnedKind, Permits};
 use crate::locks::Held;
 use crate::{HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId};
 
-/// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread that
-/// calls [`Acquire::block`].
+/// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread
+/// that calls [`Acquire::block`].
 pub type Acquire<R = crate::Lock> = Blocking<crate::Acquire<R>>;
 
 /// Acquires or gives up: [`crate::TryAcquire`]. The owner is the thread that calls
@@ -31,7 +31,8 @@ pub type TryWait = Blocking<crate::TryWait>;
 
 /// What a request acquires: every [`crate::Acquirable`].
 pub trait Acquirable: crate::Acquirable {
-    /// `()`, or a type that is not `Send` if the thread is the owner, so that the guard stays there.
+    /// `()`, or a type that is not `Send` if the thread is the owner, so that the guard stays
+    /// there.
     type Thread;
 }
 
@@ -118,8 +119,8 @@ impl<R: Acquirable> TryAcquire<R> {
         Ok(guard.map(|inner| Guard::new(inner, self.worker)))
     }
 
-    /// Acquires within the wait limit, calls `work` while it is held, and releases: [`Acquire::run`].
-    /// `None` if it was not acquired.
+    /// Acquires within the wait limit, calls `work` while it is held, and releases:
+    /// [`Acquire::run`]. `None` if it was not acquired.
     pub fn run<T>(self, work: impl FnOnce(&Guard<R>) -> T) -> Result<Option<T>> {
         let guard = self.block()?;
         guard.map(|guard| guard.run_and_release(work)).transpose()
@@ -147,52 +148,28 @@ impl TryWait {
     }
 }
 
-forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire" {
+forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire", [Wait] "crate::Wait" {
     set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
-forward! { [<R: HasLease> Acquire<R>] "crate::Acquire" {
+forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire", [TryWait] "crate::TryWait" {
+    set wait(wait: Duration);
+    set outage_limit(limit: impl Into<Option<Duration>>);
+} }
+
+forward! { [<R: HasLease> Acquire<R>] "crate::Acquire", [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
     set lease(lease: Duration);
     set at_most(limit: Duration);
     set fed_every(interval: Duration);
     set note(note: impl Into<String>);
 } }
 
-forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire" {
+forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire", [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {
     set owner(owner: Owner);
 } }
 
-forward! { [<R: HasMinimum> Acquire<R>] "crate::Acquire" {
+forward! { [<R: HasMinimum> Acquire<R>] "crate::Acquire", [<R: HasMinimum> TryAcquire<R>] "crate::TryAcquire" {
     set at_least(at_least: Duration);
-} }
-
-forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire" {
-    set wait(wait: Duration);
-    set outage_limit(limit: impl Into<Option<Duration>>);
-} }
-
-forward! { [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
-    set lease(lease: Duration);
-    set at_most(limit: Duration);
-    set fed_every(interval: Duration);
-    set note(note: impl Into<String>);
-} }
-
-forward! { [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {
-    set owner(owner: Owner);
-} }
-
-forward! { [<R: HasMinimum> TryAcquire<R>] "crate::TryAcquire" {
-    set at_least(at_least: Duration);
-} }
-
-forward! { [Wait] "crate::Wait" {
-    set outage_limit(limit: impl Into<Option<Duration>>);
-} }
-
-forward! { [TryWait] "crate::TryWait" {
-    set wait(wait: Duration);
-    set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
 forward! { [TrySetPermits] "crate::TrySetPermits" {

@@ -1,4 +1,5 @@
-//! Compares the methods of the blocking API with those of the async API, by their names in the source.
+//! Compares the methods of the blocking API with those of the async API, by their names in the
+//! source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,8 +7,8 @@ use std::path::Path;
 /// The names of the public methods, by type.
 type Methods = BTreeMap<String, BTreeSet<String>>;
 
-/// What only the async API has: `Client::with` replaces the builder, and a function cannot be stopped as a future can
-/// (`Guard::run`, `Guard::run_until_asked`, `Leadership::run`).
+/// What only the async API has: `Client::with` replaces the builder, and a function cannot be
+/// stopped as a future can (`Guard::run`, `Guard::run_until_asked`, `Leadership::run`).
 const ONLY_ASYNC: &[(&str, &str)] = &[
     ("Acquire", "run_until_asked"),
     ("Client", "builder"),
@@ -18,8 +19,9 @@ const ONLY_ASYNC: &[(&str, &str)] = &[
     ("Leadership", "run"),
 ];
 
-/// What only the blocking API has: what replaces `.await` and the builder, and the thread as the owner.
-/// (`crate::Client::blocking` is a method of the async client. It is listed because its source is in this folder.)
+/// What only the blocking API has: what replaces `.await` and the builder, and the thread as the
+/// owner. (`crate::Client::blocking` is a method of the async client. It is listed because its
+/// source is in this folder.)
 const ONLY_BLOCKING: &[(&str, &str)] = &[
     ("Acquire", "block"),
     ("Campaign", "block"),
@@ -106,7 +108,7 @@ fn read_methods(source: &str, methods: &mut Methods, awaits: &mut BTreeSet<Strin
             types = match header {
                 " $lock {" => vec!["MultiLock", "RedLock"],
                 _ if header.contains(" for ") => Vec::new(),
-                _ => vec![type_name(header)],
+                _ => header.split(", [").map(type_name).collect(),
             };
             end = format!("{indent}}}");
         } else if line.starts_with(&end) {
@@ -131,7 +133,8 @@ fn read_methods(source: &str, methods: &mut Methods, awaits: &mut BTreeSet<Strin
     }
 }
 
-/// Returns the name of the type in the header of an `impl`; for an alias, the name of what it stands for.
+/// Returns the name of the type in the header of an `impl`; for an alias, the name of what it
+/// stands for.
 fn type_name(header: &str) -> &str {
     let mut depth = 0;
     let after_generics = header.find(|c: char| {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Lock;
+use super::forward::forward;
 use super::request::Guard;
 use crate::error::Result;
 use crate::{HasTicket, IntoTicketError, Ticket};
@@ -31,8 +32,9 @@ impl<K: HasTicket> Guard<crate::Lock<K>> {
 }
 
 impl<K: HasTicket> Lock<K> {
-    /// Continues the hold of a ticket: [`crate::Lock::adopt`]. The owner is not the thread. To acquire the lock again use
-    /// [`Guard::reenter`]; a request of the thread would wait for this guard.
+    /// Continues the hold of a ticket: [`crate::Lock::adopt`]. The owner is not the thread. To
+    /// acquire the lock again use [`Guard::reenter`]; a request of the thread would wait for this
+    /// guard.
     pub fn adopt(&self, ticket: &Ticket) -> Result<Guard<crate::Lock<K>>> {
         let (lock, ticket) = (self.inner.clone(), ticket.clone());
         let inner = self
@@ -47,11 +49,8 @@ impl<K: HasTicket> Lock<K> {
         self.worker
             .run(async move { lock.renew_ticket(&ticket, lease).await })?
     }
-
-    /// Releases the hold of a ticket: [`crate::Lock::unlock_ticket`].
-    pub fn unlock_ticket(&self, ticket: &Ticket) -> Result<()> {
-        let (lock, ticket) = (self.inner.clone(), ticket.clone());
-        self.worker
-            .run(async move { lock.unlock_ticket(&ticket).await })?
-    }
 }
+
+forward! { [<K: HasTicket> Lock<K>] "crate::Lock" {
+    run unlock_ticket(ticket: &Ticket) -> ();
+} }

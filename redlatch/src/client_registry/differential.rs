@@ -65,11 +65,7 @@ fn lua_and_rules_agree() {
             };
             let mut set: Vec<_> = set.iter().map(setting).collect();
             if *replace && !set.is_empty() {
-                set.push(Setting {
-                    field: INSTANCE.to_owned(),
-                    age: None,
-                    text: instance.clone(),
-                });
+                set.push(Setting::text(INSTANCE, &*instance));
             }
             let step = Write {
                 key: KEY,

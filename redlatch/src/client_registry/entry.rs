@@ -1,14 +1,16 @@
-//! What the registry says about a client, and about one of its holds or waits: how it is written, and read back.
+//! What the registry says about a client, and about one of its holds or waits: how it is written,
+//! and read back.
 //!
-//! A field is `hold:<key>:<owner>` or `wait:<key>:<owner>`, where the owner is the number in its id, followed by `:write` for a
-//! write lock: one owner may hold both sides. Its value is `<since> <kind> <task> <note>`: since when, in milliseconds by the
-//! clock of the store; the kind of the object; the task or `-`; and the note, which may be empty.
+//! A field is `hold:<key>:<owner>` or `wait:<key>:<owner>`, where the owner is the number in its
+//! id, followed by `:write` for a write lock: one owner may hold both sides. Its value is `<since>
+//! <kind> <task> <note>`: since when, in milliseconds by the clock of the store; the kind of the
+//! object; the task or `-`; and the note, which may be empty.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::RequestInfo;
-use super::step::{ClientHash, INSTANCE};
+use super::step::{ClientHash, INSTANCE, Setting};
 use crate::environment::ProcessInfo;
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of, writer_field};
 use crate::owner::{ClientId, Owner, OwnerId};
@@ -92,8 +94,8 @@ impl Role {
         [self.prefix(), object.key(), ":", &number].concat()
     }
 
-    /// Returns the field for a hold or wait of an owner in the store, and the id of its client. `None` if it is no owner of
-    /// a client.
+    /// Returns the field for a hold or wait of an owner in the store, and the id of its client.
+    /// `None` if it is no owner of a client.
     pub(super) fn field_of<'a>(
         self,
         key: &str,
@@ -140,21 +142,26 @@ pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
     format!(" {kind} {task} {}", shortened(note))
 }
 
-/// Returns the fields about the client itself, without its age.
-pub(super) fn client_texts(
+/// Returns the fields about the client itself.
+pub(super) fn client_settings(
     process: &ProcessInfo,
     label: Option<&str>,
-) -> impl Iterator<Item = (&'static str, String)> {
-    let ProcessInfo { host, pid, program } = process;
-    let texts = [
-        ("host", Some(shortened(host).to_owned())),
-        ("pid", Some(pid.to_string())),
-        ("program", Some(shortened(program).to_owned())),
-        ("version", Some(env!("CARGO_PKG_VERSION").to_owned())),
-        ("label", label.map(|label| shortened(label).to_owned())),
+    instance: &str,
+    age: Duration,
+) -> Vec<Setting> {
+    let started = Setting {
+        age: Some(age),
+        ..Setting::text("started", "")
+    };
+    let mut all = vec![
+        Setting::text("host", shortened(&process.host)),
+        Setting::text("pid", process.pid.to_string()),
+        Setting::text("program", shortened(&process.program)),
+        Setting::text("version", env!("CARGO_PKG_VERSION")),
     ];
-    let present = texts.into_iter();
-    present.filter_map(|(field, text)| Some((field, text?)))
+    all.extend(label.map(|label| Setting::text("label", shortened(label))));
+    all.extend([started, Setting::text(INSTANCE, instance)]);
+    all
 }
 
 /// Returns the beginning of a text that is too long.

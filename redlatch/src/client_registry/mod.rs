@@ -41,7 +41,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::step::{INSTANCE, Setting, Write};
+use self::step::{Setting, Write};
 use crate::background::Background;
 use crate::backoff::Backoff;
 use crate::environment::{ProcessInfo, process_info, task, task_id};
@@ -79,7 +79,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(180);
 /// Limit of entries in one step, so that no script blocks the server.
 const MAX_STEP_ENTRIES: usize = 100;
 
-/// Limit of holds of a client, and of its waits, so that readers need not read more. Further ones are not registered.
+/// Limit of holds of a client, and of its waits, so that readers need not read more. Further ones
+/// are not registered.
 const MAX_PER_ROLE: usize = 500;
 
 /// Limit of entries of a client.
@@ -202,8 +203,8 @@ impl Registration {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Registers a hold or wait that began at `since`, or replaces its entry. Returns the number of the entry; `None` if it is
-    /// not registered.
+    /// Registers a hold or wait that began at `since`, or replaces its entry. Returns the number of
+    /// the entry; `None` if it is not registered.
     pub(crate) fn add(
         &self,
         role: Role,
@@ -213,7 +214,8 @@ impl Registration {
         request: &RequestInfo,
     ) -> Option<EntryNumber> {
         let shared = &self.0;
-        // Inspection does not show the holders of permits and of a group, so their entries would never be looked up.
+        // Inspection does not show the holders of permits and of a group, so their entries would
+        // never be looked up.
         let is_hidden = matches!(object.layout(), KeyLayout::Permits | KeyLayout::Group);
         if !self.is_on() || (role == Role::Holds && is_hidden) {
             return None;
@@ -266,14 +268,6 @@ impl Registration {
         self.remove(Role::Holds, object, owner, has_ended);
     }
 
-    fn remove_wait(&self, object: &ObjectKeys, owner: Owner) {
-        let has_ended = |entry: &mut Entry| {
-            entry.waits -= 1;
-            entry.waits == 0
-        };
-        self.remove(Role::Waits, object, owner, has_ended);
-    }
-
     /// Removes the entry of an owner, if it has ended.
     fn remove(
         &self,
@@ -295,7 +289,8 @@ impl Registration {
         }
     }
 
-    /// Waits until the store has all changes so far, or writing has failed; not longer than a lease after `begun`.
+    /// Waits until the store has all changes so far, or writing has failed; not longer than a lease
+    /// after `begun`.
     pub(crate) async fn flush(&self, begun: Instant) {
         let shared = &self.0;
         let is_flushed = || {
@@ -350,15 +345,19 @@ impl RegisteredWait {
 
 impl Drop for RegisteredWait {
     fn drop(&mut self) {
-        self.registration.remove_wait(&self.object, self.owner);
+        let has_ended = |entry: &mut Entry| {
+            entry.waits -= 1;
+            entry.waits == 0
+        };
+        let registration = &self.registration;
+        registration.remove(Role::Waits, &self.object, self.owner, has_ended);
     }
 }
 
 impl Shared {
     /// Has the task write the changes. Starts it if it does not run, or its runtime has ended.
     fn notify_task(self: &Arc<Shared>, state: &mut State) {
-        let runs = |task: &AbortHandle| !task.is_finished();
-        if state.task.as_ref().is_some_and(runs) {
+        if state.task.as_ref().is_some_and(|task| !task.is_finished()) {
             self.changed.notify_one();
         } else if let Some(runtime) = self.background.runtime() {
             self.start_task(state, &runtime);
@@ -385,19 +384,16 @@ impl Shared {
                 state.may_exist = answer.reply > 0;
             }
             if state.unwritten.is_empty() {
-                let expected = self.client_fields() + state.entries.len();
+                let about_client = entry::CLIENT_FIELDS.len() - usize::from(self.label.is_none());
+                let expected = about_client + state.entries.len();
                 state.is_known = usize::try_from(answer.reply) == Ok(expected);
             }
         }
         Ok(())
     }
 
-    /// Returns the number of fields about the client itself.
-    fn client_fields(&self) -> usize {
-        entry::CLIENT_FIELDS.len() - usize::from(self.label.is_none())
-    }
-
-    /// Returns the next step that makes the hash what it should be; the first one renews the hash in any case.
+    /// Returns the next step that makes the hash what it should be; the first one renews the hash
+    /// in any case.
     fn next_step(&self, process: &ProcessInfo, is_first: bool) -> Option<Write<'_>> {
         let state = &mut *self.state.lock();
         state.is_writing = true;
@@ -416,7 +412,9 @@ impl Shared {
         }
         if step.replace {
             state.unwritten = state.entries.keys().cloned().collect();
-            step.set = self.client_settings(process);
+            let age = self.created.elapsed();
+            let label = self.label.as_deref();
+            step.set = entry::client_settings(process, label, &self.instance, age);
             (state.may_exist, state.is_known) = (true, true);
         }
         for _ in 0..MAX_STEP_ENTRIES {
@@ -436,22 +434,6 @@ impl Shared {
         (writes || is_first).then_some(step)
     }
 
-    fn client_settings(&self, process: &ProcessInfo) -> Vec<Setting> {
-        let started = Setting {
-            field: "started".into(),
-            age: Some(self.created.elapsed()),
-            text: String::new(),
-        };
-        let text = |(field, text): (&str, String)| Setting {
-            field: field.into(),
-            age: None,
-            text,
-        };
-        let texts = entry::client_texts(process, self.label.as_deref()).map(text);
-        let instance = text((INSTANCE, self.instance.clone()));
-        texts.chain([started, instance]).collect()
-    }
-
     /// Handles the end of an attempt to write.
     fn written(&self, result: Result<()>) -> Next {
         let state = &mut *self.state.lock();
@@ -468,7 +450,10 @@ impl Shared {
             None => 0,
         };
         if let Some(error @ Error::NotPermitted { .. }) = refusal {
-            self.switch_off(&error);
+            // From now on it registers nothing.
+            if self.is_on.swap(false, Ordering::Relaxed) {
+                tracing::debug!(reason = %error, "the client is not in the registry");
+            }
             (state.entries, state.unwritten, state.waits) = Default::default();
         }
         let is_on = self.is_on.load(Ordering::Relaxed);
@@ -481,13 +466,6 @@ impl Shared {
             (true, _) => Next::End,
             (false, Some(pause)) => Next::Pause(pause),
             (false, None) => Next::Renew,
-        }
-    }
-
-    /// Registers nothing from now on.
-    fn switch_off(&self, reason: &Error) {
-        if self.is_on.swap(false, Ordering::Relaxed) {
-            tracing::debug!(%reason, "the client is not in the registry");
         }
     }
 }

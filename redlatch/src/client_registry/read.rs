@@ -1,5 +1,5 @@
-//! Reads what other clients have registered. Entries that are not readable are missing in the result, and an error is only
-//! logged, unless nothing can be read.
+//! Reads what other clients have registered. Entries that are not readable are missing in the
+//! result, and an error is only logged, unless nothing can be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,13 +19,15 @@ const CONCURRENT_READS: usize = 8;
 /// Limit of fields that are read with one step.
 const MAX_STEP_FIELDS: usize = 100;
 
-/// An owner whose hold or wait is looked up.
+/// A holder or waiter of an object, whose entry is looked up.
 pub(crate) struct Sought<'a> {
     pub(crate) role: Role,
     pub(crate) key: &'a str,
     pub(crate) owner: &'a OwnerId,
     /// Whether it is the owner of a write lock.
     pub(crate) writes: bool,
+    /// Where its entry belongs.
+    pub(crate) entry: &'a mut Option<RegistryEntry>,
 }
 
 /// All clients in the registry.
@@ -37,58 +39,41 @@ pub(crate) struct AllClients {
 }
 
 impl Registration {
-    /// Returns what the registry says about some holds and waits, in their order.
-    pub(crate) async fn look_up(
-        &self,
-        store: &Store,
-        sought: &[Sought<'_>],
-    ) -> Vec<Option<RegistryEntry>> {
-        let mut found: Vec<_> = sought.iter().map(|_| None).collect();
+    /// Adds the entries of some holders and waiters, if there are any.
+    pub(crate) async fn look_up(&self, store: &Store, sought: Vec<Sought<'_>>) {
         if !self.0.is_read {
-            return found;
+            return;
         }
-        let mut clients: BTreeMap<&str, Vec<(usize, String)>> = BTreeMap::new();
-        for (
-            i,
-            Sought {
-                role,
-                key,
-                owner,
-                writes,
-            },
-        ) in sought.iter().enumerate()
-        {
-            if let Some((client, field)) = role.field_of(key, owner, *writes) {
-                clients.entry(client).or_default().push((i, field));
+        let mut clients: BTreeMap<&str, Vec<(String, &mut Option<RegistryEntry>)>> =
+            BTreeMap::new();
+        for one in sought {
+            if let Some((client, field)) = one.role.field_of(one.key, one.owner, one.writes) {
+                clients.entry(client).or_default().push((field, one.entry));
             }
         }
-        let reads: Vec<_> = clients
-            .iter()
-            .flat_map(|(client, fields)| {
-                fields
-                    .chunks(MAX_STEP_FIELDS)
-                    .map(move |some| (*client, some))
-            })
-            .collect();
-        for some in reads.chunks(CONCURRENT_READS) {
+        let clients = clients.iter_mut();
+        let reads = clients.flat_map(|(client, fields)| {
+            let each = fields.chunks_mut(MAX_STEP_FIELDS);
+            each.map(move |some| (*client, some))
+        });
+        let mut reads: Vec<_> = reads.collect();
+        for some in reads.chunks_mut(CONCURRENT_READS) {
             let hashes = some.iter().map(|(client, fields)| {
                 let own = CLIENT_FIELDS.map(str::to_owned).into_iter();
-                let fields = own.chain(fields.iter().map(|(_, field)| field.clone()));
+                let fields = own.chain(fields.iter().map(|(field, _)| field.clone()));
                 self.read(store, client_key(client), fields.collect())
             });
-            for ((client, fields), hash) in some.iter().zip(join_all(hashes).await) {
+            let hashes = join_all(hashes).await;
+            for ((client, fields), hash) in some.iter_mut().zip(hashes) {
                 let Ok(Some(hash)) = hash else { continue };
                 let Some(info) = hash.client(client) else {
                     continue;
                 };
-                for (i, field) in *fields {
-                    if let Some(place) = found.get_mut(*i) {
-                        *place = hash.entry(&info, field);
-                    }
+                for (field, entry) in fields.iter_mut() {
+                    **entry = hash.entry(&info, field);
                 }
             }
         }
-        found
     }
 
     /// Returns everything in the registry, page by page with SCAN. Fails if no hash could be read.

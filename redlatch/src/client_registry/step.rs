@@ -31,6 +31,17 @@ pub(crate) struct Setting {
     pub(super) text: String,
 }
 
+impl Setting {
+    /// Sets a field to a text without a time.
+    pub(super) fn text(field: impl Into<String>, text: impl Into<String>) -> Setting {
+        Setting {
+            field: field.into(),
+            age: None,
+            text: text.into(),
+        }
+    }
+}
+
 /// Writes the hash of a client.
 pub(crate) struct Write<'a> {
     pub(super) key: &'a str,

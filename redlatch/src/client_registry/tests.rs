@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -13,14 +12,18 @@ use super::{FIRST_PAUSE, LONGEST_PAUSE, RequestInfo, Role};
 use crate::error::Loss;
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
 use crate::name::{KeyLayout, ObjectKeys, client_key};
+use crate::test_prelude::{SECOND, clients};
 use crate::{Acquire, Client, ClientBuilder, Embedded, Guard, Lock, MultiLock, Owner};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// What the registry says about the holder of `name`.
 async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
     let state = client.inspect(name).await.unwrap().unwrap();
     state.holders()[0].registered.clone()
+}
+
+/// The registered note of the holder of `name`.
+async fn note(client: &Client, name: &str) -> Option<String> {
+    holder(client, name).await.unwrap().note
 }
 
 fn connect(store: &Embedded, builder: ClientBuilder) -> Client {
@@ -52,7 +55,8 @@ async fn hold_is_registered_after_a_second_until_it_is_released() {
     assert_eq!(store.keys(), [""; 0]);
 }
 
-/// The note belongs to a request, although the owner's hold still exists while its release is in flight.
+/// The note belongs to a request, although the owner's hold still exists while its release is in
+/// flight.
 #[tokio::test(start_paused = true)]
 async fn note_of_earlier_hold_is_forgotten() {
     let store = Embedded::new();
@@ -61,7 +65,7 @@ async fn note_of_earlier_hold_is_forgotten() {
     drop(lock.lock().owner(me).note("earlier").await.unwrap());
     let guard = lock.lock().owner(me).await.unwrap();
     sleep(SECOND * 2).await;
-    assert_eq!(holder(&client, "a").await.unwrap().note, None);
+    assert_eq!(note(&client, "a").await, None);
     drop(lock.lock().owner(me).note("later").await.unwrap());
     let again = lock.lock().owner(me).await.unwrap();
     client.flush().await;
@@ -99,8 +103,7 @@ async fn entry_of_later_hold_outlives_a_lost_one_of_its_owner() {
     sleep(SECOND * 2).await;
     for _ in 0..15 {
         sleep(SECOND * 2).await;
-        let entry = holder(&peer, "a").await.unwrap();
-        assert_eq!(entry.note.as_deref(), Some("later"));
+        assert_eq!(note(&peer, "a").await.as_deref(), Some("later"));
     }
     drop((lost, later));
 }
@@ -122,12 +125,6 @@ async fn clients_with_the_same_id_do_not_renew_each_others_entries() {
     }
     let [a, b] = ["first", "second"].map(|label| Some(label.to_owned()));
     assert_eq!(registered, [(None, b.clone()), (a, None), (None, b)]);
-}
-
-fn clients() -> (Embedded, [Client; 2]) {
-    let store = Embedded::new();
-    let clients = [(); 2].map(|()| connect(&store, Client::builder()));
-    (store, clients)
 }
 
 /// The names that are waited for, and the notes of the waiters, in order.
@@ -188,10 +185,7 @@ async fn waits_are_registered_after_a_second_until_they_end() {
     sleep(SECOND / 10).await;
     assert_eq!(waits(&client).await, expected(&["3"]));
     sleep(SECOND).await;
-    assert_eq!(
-        holder(&client, "a").await.unwrap().note.as_deref(),
-        Some("1")
-    );
+    assert_eq!(note(&client, "a").await.as_deref(), Some("1"));
     guard.unlock().await.unwrap();
     third.await.unwrap().unlock().await.unwrap();
     for client in [&client, &peer] {
@@ -287,10 +281,7 @@ async fn several_locks_are_registered_each() {
     };
     sleep(3 * SECOND / 2).await;
     for name in ["a", "b"] {
-        assert_eq!(
-            holder(&peer, name).await.unwrap().note.as_deref(),
-            Some("both")
-        );
+        assert_eq!(note(&peer, name).await.as_deref(), Some("both"));
     }
     assert_eq!(waits(&peer).await, [("b".to_owned(), "theirs".to_owned())]);
     guard.unlock().await.unwrap();
@@ -573,7 +564,7 @@ async fn refusal_pauses_the_registry() {
 /// Two readers, each of which waits to write until the other one has finished.
 #[tokio::test(start_paused = true)]
 async fn deadlock_of_readers_that_wait_to_write_is_found() {
-    let (_, clients) = clients();
+    let (_, clients) = clients::<2>();
     let mut held = Vec::new();
     let owners = [(); 2].map(|()| Owner::new());
     for (client, owner) in clients.iter().zip(owners) {

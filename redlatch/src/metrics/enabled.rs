@@ -1,5 +1,6 @@
-//! The handles of a client's metrics. They are registered when the client is created, those of a kind when its first handle
-//! is used. So the program installs its recorder before that, and measuring costs no look-up.
+//! The handles of a client's metrics. They are registered when the client is created, those of a
+//! kind when its first handle is used. So the program installs its recorder before that, and
+//! measuring costs no look-up.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,8 +112,8 @@ impl Metrics {
         })))
     }
 
-    /// Returns the metrics of an object, or of several as one without a name. Registers those of its kind with their first
-    /// use.
+    /// Returns the metrics of an object, or of several as one without a name. Registers those of
+    /// its kind with their first use.
     pub(crate) fn of(&self, kind: Kind, name: Option<&str>) -> KindMetrics {
         let Some(handles) = &self.0 else {
             return KindMetrics::default();
@@ -268,24 +269,12 @@ impl KindHandles {
             let kind = Label::from_static_parts("kind", kind.attribute());
             let name = name.map(|name| Label::new("name", name.to_owned()));
             let outcome = outcome.map(|(key, value)| Label::from_static_parts(key, value));
-            [kind]
-                .into_iter()
-                .chain(name)
-                .chain(outcome)
-                .collect::<Vec<_>>()
+            let all = [Some(kind), name, outcome].into_iter().flatten();
+            all.collect::<Vec<_>>()
         };
-        let wait = |outcome| {
-            histogram!(
-                "redlatch.lock.wait.duration",
-                labels(Some(("outcome", outcome)))
-            )
-        };
-        let hold = |outcome| {
-            histogram!(
-                "redlatch.lock.hold.duration",
-                labels(Some(("outcome", outcome)))
-            )
-        };
+        let duration = |name, outcome| histogram!(name, labels(Some(("outcome", outcome))));
+        let wait = |outcome| duration("redlatch.lock.wait.duration", outcome);
+        let hold = |outcome| duration("redlatch.lock.hold.duration", outcome);
         let lost = |reason| counter!("redlatch.lock.lost", labels(Some(("reason", reason))));
         KindHandles {
             acquired: wait("acquired"),
@@ -343,7 +332,8 @@ impl KindMetrics {
     }
 }
 
-/// A point in time, in nanoseconds since the first one: half as large as an `Instant`, because each request has one.
+/// A point in time, in nanoseconds since the first one: half as large as an `Instant`, because each
+/// request has one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timer(u64);
 

@@ -15,12 +15,10 @@ use crate::error::{Error, Result};
 use crate::locks::Holder;
 use crate::name::{FAIR_QUEUE_PATTERN, KeyLayout, ObjectKeys, object_of_queue};
 use crate::observe::inspect::{ObjectState, inspect_keys};
+use crate::observe::listing::PAGE;
 use crate::owner::OwnerId;
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
-
-/// Keys inspected per round trip.
-const PAGE: usize = 100;
 
 /// An owner that waits for a lock or permit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,13 +30,15 @@ pub struct WaitingOwner {
     pub owner: OwnerId,
     /// Position in the queue of a fair lock, from 1 on.
     pub position: Option<usize>,
-    /// What its client has registered, if it has. Without it, the owner is in the queue of a fair lock.
+    /// What its client has registered, if it has. Without it, the owner is in the queue of a fair
+    /// lock.
     pub registered: Option<RegistryEntry>,
     /// The holders of the object.
     pub holders: Vec<Holder>,
 }
 
-/// The owners that wait, as far as the store shows them: [`Client::wait_graph`](crate::Client::wait_graph).
+/// The owners that wait, as far as the store shows them:
+/// [`Client::wait_graph`](crate::Client::wait_graph).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct WaitGraph {
@@ -57,44 +57,44 @@ fn task_of(registered: Option<&RegistryEntry>) -> Option<Task<'_>> {
 }
 
 impl WaitGraph {
-    /// Returns the deadlocks: cycles in which each owner waits for a lock that the next one holds, and the last one for a lock
-    /// of the first. Each wait is in one of them at most.
+    /// Returns the deadlocks: cycles in which each owner waits for a lock that the next one holds,
+    /// and the last one for a lock of the first. Each wait is in one of them at most.
     ///
     /// An owner is a thread in `blocking` and in Redisson, and otherwise the one of the request
     /// ([`Acquire::owner`](crate::Acquire::owner)). See also [`WaitGraph::possible_deadlocks`].
     pub fn deadlocks(&self) -> Vec<Vec<&WaitingOwner>> {
-        self.resolve(self.cycles(false, BTreeSet::new()))
+        self.resolve(self.cycles(false, &[]))
     }
 
-    /// Returns the cycles that are deadlocks if the owners of a task belong together: at least one wait is for a lock that the
-    /// task of the next wait has acquired, with another owner. Does not contain the waits of [`WaitGraph::deadlocks`].
+    /// Returns the cycles that are deadlocks if the owners of a task belong together: at least one
+    /// wait is for a lock that the task of the next wait has acquired, with another owner. Does not
+    /// contain the waits of [`WaitGraph::deadlocks`].
     ///
-    /// Without [`Acquire::owner`](crate::Acquire::owner), each acquisition of an async program has an owner of its own, so a
-    /// deadlock of its tasks is found here. But a task that passes its guards to other tasks, or waits for several locks at
-    /// the same time (`join!`, `select!`), may be in such a cycle and yet continue.
+    /// Without [`Acquire::owner`](crate::Acquire::owner), each acquisition of an async program has
+    /// an owner of its own, so a deadlock of its tasks is found here. But a task that passes its
+    /// guards to other tasks, or waits for several locks at the same time (`join!`, `select!`), may
+    /// be in such a cycle and yet continue.
     pub fn possible_deadlocks(&self) -> Vec<Vec<&WaitingOwner>> {
-        let certain = self.cycles(false, BTreeSet::new()).concat();
-        self.resolve(self.cycles(true, certain.into_iter().collect()))
+        let certain = self.cycles(false, &[]).concat();
+        self.resolve(self.cycles(true, &certain))
     }
 
     fn resolve(&self, cycles: Vec<Vec<usize>>) -> Vec<Vec<&WaitingOwner>> {
-        let waits = |cycle: Vec<usize>| cycle.into_iter().filter_map(|i| self.waits.get(i));
-        cycles
-            .into_iter()
-            .map(|cycle| waits(cycle).collect())
-            .collect()
+        let waits = |cycle: Vec<usize>| cycle.into_iter().map(|i| &self.waits[i]).collect();
+        cycles.into_iter().map(waits).collect()
     }
 
-    /// Returns the cycles as indices of their waits, without those of some waits. If `by_task`, a task counts as the holder of
-    /// what it has acquired.
-    fn cycles(&self, by_task: bool, reported: BTreeSet<usize>) -> Vec<Vec<usize>> {
+    /// Returns the cycles as indices of their waits, without those of some waits. If `by_task`, a
+    /// task counts as the holder of what it has acquired.
+    fn cycles(&self, by_task: bool, reported: &[usize]) -> Vec<Vec<usize>> {
         let mut edges = Edges::new(&self.waits, by_task);
         reported.iter().for_each(|wait| edges.remove(*wait));
         edges.take_cycles()
     }
 
-    /// Keeps the waits and holders that are also in an earlier graph, with the same owner and since the same time. The store is
-    /// read in several steps while locks change hands, so only a cycle that remains is a deadlock.
+    /// Keeps the waits and holders that are also in an earlier graph, with the same owner and since
+    /// the same time. The store is read in several steps while locks change hands, so only a cycle
+    /// that remains is a deadlock.
     pub fn retain_unchanged(&mut self, earlier: &WaitGraph) {
         let since =
             |registered: &Option<RegistryEntry>| registered.as_ref().map(|one| one.since_ms);
@@ -114,10 +114,12 @@ impl WaitGraph {
     }
 }
 
-/// The edges between waits: from each to the waits of those that hold its object. They lead over *parties*, owners and tasks, so
-/// their number is that of the waits and holders, also if an owner that holds much waits often.
+/// The edges between waits: from each to the waits of those that hold its object. They lead over
+/// *parties*, owners and tasks, so their number is that of the waits and holders, also if an owner
+/// that holds much waits often.
 ///
-/// Only *live* waits are looked at: those that may be in a cycle. A wait without an edge to or from a live one is in none.
+/// Only *live* waits are looked at: those that may be in a cycle. A wait without an edge to or from
+/// a live one is in none.
 struct Edges {
     parties: Vec<Party>,
     waits: Vec<Wait>,
@@ -321,24 +323,13 @@ impl Edges {
 /// Reads the graph of all waits.
 pub(crate) async fn read_all(session: &Session) -> Result<WaitGraph> {
     let all = session.registration.read_all(&session.store).await?;
-    let mut keys: BTreeSet<String> = all
-        .entries
-        .iter()
-        .filter(|one| one.role == Role::Waits)
-        .map(|one| one.key.clone())
-        .collect();
-    let mut cursor = Some(Cursor::default());
+    let waits = all.entries.iter().filter(|one| one.role == Role::Waits);
+    let mut keys: BTreeSet<String> = waits.map(|one| one.key.clone()).collect();
+    let (store, mut cursor) = (&session.store, Some(Cursor::default()));
     while let Some(at) = cursor {
-        let (queues, next) = session
-            .store
-            .scan(FAIR_QUEUE_PATTERN, ScanType::Lists, at)
-            .await?;
-        keys.extend(
-            queues
-                .iter()
-                .filter_map(|key| object_of_queue(key))
-                .map(str::to_owned),
-        );
+        let (queues, next) = store.scan(FAIR_QUEUE_PATTERN, ScanType::Lists, at).await?;
+        let objects = queues.iter().filter_map(|key| object_of_queue(key));
+        keys.extend(objects.map(str::to_owned));
         cursor = next;
     }
     read(session, &all, keys).await
@@ -362,11 +353,8 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
     };
     let is_readable = |key: &String| {
         let name = key.strip_prefix(&session.prefix);
-        let is_name = |name: &str| {
-            let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
-            !name.is_empty() && object.check().is_ok()
-        };
-        name.is_some_and(is_name)
+        let object = name.map(|name| ObjectKeys::new(KeyLayout::Lock, &session.prefix, name));
+        object.is_some_and(|object| object.check().is_ok())
     };
     let keys: Vec<String> = keys.into_iter().filter(is_readable).collect();
     for page in keys.chunks(PAGE) {
@@ -386,9 +374,8 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
         for (key, seen) in inspected? {
             let state = seen.ok().flatten();
             let entries = registered.get(&*key).map_or(&[][..], Vec::as_slice);
-            if let Some(name) = key.strip_prefix(&session.prefix) {
-                graph.waits.extend(waits(name, state, entries));
-            }
+            let name = &key[session.prefix.len()..];
+            graph.waits.extend(waits(name, &key, state, entries));
         }
     }
     graph.waits.sort_by(|one, other| one.name.cmp(&other.name));
@@ -406,32 +393,23 @@ fn is_refusal(error: &Error) -> bool {
 /// Returns the waits for an object, in order.
 fn waits(
     name: &str,
-    state: Option<ObjectState>,
+    key: &str,
+    mut state: Option<ObjectState>,
     entries: &[&Registered],
-) -> impl Iterator<Item = WaitingOwner> {
-    let find = |role: Role, owner: &OwnerId, writes: bool| {
-        let is_sought =
-            |one: &&&Registered| one.role == role && one.owner == *owner && one.writes == writes;
-        let found = entries.iter().find(is_sought);
-        found.map(|found| found.entry.clone())
-    };
-    let mut holders: Vec<Holder> = state
-        .iter()
-        .flat_map(ObjectState::holders)
-        .cloned()
-        .collect();
-    let has_writer = matches!(
-        state,
-        Some(ObjectState::ReadWriteLock {
-            writer: Some(_),
-            ..
-        })
-    );
-    // The writer comes first.
-    let writes = |i: usize| i == 0 && has_writer;
-    for (i, holder) in holders.iter_mut().enumerate() {
-        holder.registered = find(Role::Holds, &holder.owner, writes(i));
+) -> Vec<WaitingOwner> {
+    let mut held = Vec::new();
+    for one in state.iter_mut().flat_map(|state| state.owners(key)) {
+        let is_same = |other: &&&Registered| {
+            (other.role, other.writes) == (one.role, one.writes) && other.owner == *one.owner
+        };
+        let found = entries.iter().find(is_same);
+        *one.entry = found.map(|found| found.entry.clone());
+        if one.role == Role::Holds {
+            held.push((one.owner.clone(), one.writes));
+        }
     }
+    let holders = state.iter().flat_map(ObjectState::holders);
+    let holders: Vec<Holder> = holders.cloned().collect();
     let queue = match state {
         Some(ObjectState::Lock { queue, .. }) => queue,
         _ => Vec::new(),
@@ -446,16 +424,14 @@ fn waits(
     let mut waits: Vec<_> = queue
         .into_iter()
         .enumerate()
-        .map(|(i, waiter)| {
-            let registered = find(Role::Waits, &waiter.owner, false);
-            wait(waiter.owner, Some(i + 1), registered)
-        })
+        .map(|(i, waiter)| wait(waiter.owner, Some(i + 1), waiter.registered))
         .collect();
     let is_known = |one: &Registered| {
-        // It may have acquired the object since it was registered. A reader may wait for the write lock.
-        let mut holders = holders.iter().enumerate();
-        waits.iter().any(|wait| wait.owner == one.owner)
-            || holders.any(|(i, holder)| holder.owner == one.owner && writes(i) == one.writes)
+        // It may have acquired the object since it was registered. A reader may wait for the write
+        // lock.
+        let holds =
+            |(owner, writes): &(OwnerId, bool)| *owner == one.owner && *writes == one.writes;
+        waits.iter().any(|wait| wait.owner == one.owner) || held.iter().any(holds)
     };
     let others = entries.iter().filter(|one| one.role == Role::Waits);
     let mut others: Vec<_> = others
@@ -465,7 +441,7 @@ fn waits(
     let age = |one: &WaitingOwner| one.registered.as_ref().map(|entry| entry.age);
     others.sort_by_key(|one| std::cmp::Reverse(age(one)));
     waits.extend(others);
-    waits.into_iter()
+    waits
 }
 
 #[cfg(test)]
@@ -497,7 +473,7 @@ mod tests {
     }
 
     fn cycles(waits: Vec<WaitingOwner>) -> Vec<Vec<usize>> {
-        graph(waits).cycles(false, BTreeSet::new())
+        graph(waits).cycles(false, &[])
     }
 
     #[test]

@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tracing::Span;
+
 use crate::error::{Error, Result};
 use crate::hold::QueueKind;
 use crate::lease::{Expiry, Lease};
 use crate::locks::{AnyLock, Lock, OwnedKind};
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
+use crate::owner::Owner;
 use crate::session::{Session, Terms};
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
@@ -57,8 +60,8 @@ impl Member {
         self.session().store.slot(self.object().key())
     }
 
-    /// Returns the slot that the key has or would have in a cluster, so that the order of locks is the
-    /// same whether the store is known to have slots or not. The embedded store has none.
+    /// Returns the slot that the key has or would have in a cluster, so that the order of locks is
+    /// the same whether the store is known to have slots or not. The embedded store has none.
     pub(crate) fn order(&self) -> Option<u16> {
         self.session().store.order(self.object().key())
     }
@@ -84,7 +87,8 @@ impl Member {
     }
 }
 
-/// Removes duplicates and validates the members, because creating a handle cannot fail.
+/// Removes duplicates and validates the members, because creating a handle cannot fail. Returns at
+/// least one.
 pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     if members.is_empty() {
         return Err(Error::InvalidMembers {
@@ -113,6 +117,22 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
         all.push(member.clone());
     }
     Ok(all)
+}
+
+/// Remembers the current runtime for the work of all clients.
+pub(crate) fn remember_runtime(members: &[Member]) -> Result<()> {
+    let mut sessions = members.iter().map(Member::session);
+    sessions.try_for_each(|session| session.background.remember_runtime())
+}
+
+/// Returns the span of a request for several locks as one.
+pub(crate) fn span(members: &[Member], owner: Owner) -> Span {
+    tracing::debug_span!(
+        "acquire",
+        lock = members[0].object().full_name(),
+        members = members.len(),
+        owner = owner.number()
+    )
 }
 
 /// Returns the metrics of requests for several locks as one, of the first member's client.

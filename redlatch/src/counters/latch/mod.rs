@@ -181,11 +181,8 @@ impl CountDownLatch {
     /// [`Error::ResponseTimeout`].
     pub async fn count(&self) -> Result<u64> {
         let object = self.object()?;
-        let number = self
-            .session
-            .store
-            .run_idempotent(&counters::read(object))
-            .await?;
+        let step = counters::read(object);
+        let number = self.session.store.run_idempotent(&step).await?;
         Ok(count(number))
     }
 
@@ -267,22 +264,17 @@ impl CountDownLatch {
             let progress = &progress;
             Box::pin(async move {
                 let (step, delivery) = (counters::read(object), Delivery::QUEUED_INSPECTION);
-                let answer = session
-                    .store
-                    .run(&step, channel, delivery, progress)
-                    .await?;
-                Ok(match count(answer.reply) {
+                let answer = session.store.run(&step, channel, delivery, progress);
+                Ok(match count(answer.await?.reply) {
                     0 => Outcome::Done(()),
                     // A key that was removed by other means is found gone by reading, not by a message.
                     _ => Outcome::Wait(Expiry::In(session.watchdog.lease().duration())),
                 })
             })
         };
-        let (channel, key) = (object.channel(), object.key());
-        let waiting = &session.waiting;
-        waiting
-            .observe(channel, key, &limits, &progress, &look)
-            .await
+        let (waiting, channel, key) = (&session.waiting, object.channel(), object.key());
+        let observed = waiting.observe(channel, key, &limits, &progress, &look);
+        observed.await
     }
 
     /// Returns the keys and channels, if the name is valid.

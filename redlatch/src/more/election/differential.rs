@@ -9,8 +9,8 @@ use proptest::prelude::*;
 
 use super::rules;
 use super::{Elected, ElectionKeys, Leader};
-use crate::hold::HoldKind as _;
-use crate::hold::{AcquireParams, Hold};
+use crate::error::Result;
+use crate::hold::{AcquireParams, Hold, HoldKind as _};
 use crate::lease::Expiry;
 use crate::locks::fair::Fair;
 use crate::owner::OwnerId;
@@ -113,6 +113,23 @@ fn hold_of(owner: u8) -> Hold {
     hold(owner, elected(1, None))
 }
 
+async fn acquire(
+    harness: &mut Differential,
+    elected: &Elected,
+    owner: u8,
+    lease_multiple: u32,
+    waits: bool,
+) -> Result<Outcome> {
+    let params = AcquireParams {
+        hold: &hold_of(owner),
+        count: 1,
+        lease: lease(lease_multiple),
+        waits,
+        request_number: 0,
+    };
+    harness.step(&elected.acquire(params)).await
+}
+
 impl Comparable for Option<(Leader, Expiry)> {
     fn comparable(&self) -> String {
         self.as_ref().map_or("none".into(), |(leader, left)| {
@@ -139,14 +156,7 @@ fn resignation_to_a_candidate_that_was_absent() {
         subscribe(harness, subscribed).await;
         let leader = candidates.start;
         for owner in candidates {
-            let params = AcquireParams {
-                hold: &hold_of(owner),
-                count: 1,
-                lease: lease(1),
-                waits: true,
-                request_number: 0,
-            };
-            let _ = harness.step(&elected(1, None).acquire(params)).await;
+            let _ = acquire(harness, &elected(1, None), owner, 1, true).await;
         }
         let hold = hold(leader, elected(1, successor));
         assert!(harness.release(&hold, 0, 0).await.unwrap());
@@ -177,45 +187,30 @@ fn lua_and_rules_agree() {
                 wait_time,
             } => {
                 let before = harness.step(&rules::read(keys)).await;
-                let params = AcquireParams {
-                    hold: &hold_of(owner),
-                    count: 1,
-                    lease: lease(n),
-                    waits,
-                    request_number: 0,
+                let elected = elected(wait_time, None);
+                let acquired = acquire(harness, &elected, owner, n, waits).await;
+                let epoch = match acquired {
+                    Ok(Outcome::Done(epoch)) => epoch,
+                    Ok(Outcome::Wait(_)) => return,
+                    Err(_) => return record("a term that is no hash was refused"),
                 };
-                let acquired = harness
-                    .step(&elected(wait_time, None).acquire(params))
-                    .await;
                 let leader = before.ok().flatten().map(|(leader, _)| leader);
-                match acquired {
-                    Ok(Outcome::Done(epoch))
-                        if leader.as_ref().is_some_and(|it| it.epoch == epoch) =>
-                    {
-                        record("a repeated acquisition returned the epoch of its term")
+                record(match leader {
+                    Some(leader) if leader.epoch == epoch => {
+                        "a repeated acquisition returned the epoch of its term"
                     }
-                    Ok(Outcome::Done(1)) => record("the first term began"),
-                    Ok(Outcome::Done(_)) => record("a later term began"),
-                    Ok(Outcome::Wait(_)) => {}
-                    Err(_) => record("a term that is no hash was refused"),
-                }
-                if let Ok(Outcome::Done(epoch)) = acquired
-                    && let Some(token) = advanced_to.take()
-                    && epoch.checked_sub(1) == u64::try_from(token).ok()
-                {
+                    _ if epoch == 1 => "the first term began",
+                    _ => "a later term began",
+                });
+                let is_next = |token: i64| epoch.checked_sub(1) == u64::try_from(token).ok();
+                if advanced_to.take().is_some_and(is_next) {
                     record("an advanced epoch was counted up");
                 }
-                if let Ok(Outcome::Done(epoch)) = acquired
-                    && is_inexact.take()
-                    && i64::try_from(epoch) == Ok(INEXACT + 1)
-                {
+                if is_inexact.take() && i64::try_from(epoch) == Ok(INEXACT + 1) {
                     record("an epoch that is no Lua number was counted up");
                 }
                 // Of another history if it is the first term.
-                if let Ok(Outcome::Done(epoch)) = acquired
-                    && successor_of.take() == Some(owner)
-                    && epoch > 1
-                {
+                if successor_of.take() == Some(owner) && epoch > 1 {
                     record("the successor acquired the lock");
                 }
             }

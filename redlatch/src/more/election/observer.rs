@@ -1,11 +1,12 @@
 //! Observes the leader of an election.
 //!
 //! 1. A call reads the current leader. If it differs from the last report, that is the next one.
-//! 2. Otherwise it waits like a waiter for a lock: it subscribes to the lock's channel, and reads again after each message,
-//!    after a broken connection, and when the leader's lease ends. Without a leader it also reads once in a watchdog lease.
+//! 2. Otherwise it waits like a waiter for a lock: it subscribes to the lock's channel, and reads
+//!    again after each message, after a broken connection, and when the leader's lease ends.
+//!    Without a leader it also reads once in a watchdog lease.
 //!
-//! The wait queues let only the first waiter of an object read. Each observer counts as waiting for an object of its own,
-//! because observers have seen different leaders.
+//! The wait queues let only the first waiter of an object read. Each call counts as waiting for an
+//! object of its own, because observers have seen different leaders.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -23,16 +24,18 @@ use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
 use crate::wait::{Limits, private_object};
 
-/// The leader of an election and its changes, as a [`Stream`] that never ends: [`Election::observe`].
+/// The leader of an election and its changes, as a [`Stream`] that never ends:
+/// [`Election::observe`].
 ///
-/// The current leader comes first, or `None` if there is none; then each other leader, value or vacancy (`None`) that the
-/// observer finds. Leaders and values that follow each other faster than it reads are left out, so its epochs only grow,
-/// with gaps. The latest state is never left out: it is reported within a round trip of its change; the end of a leader
-/// that died, when its lease ends.
+/// The current leader comes first, or `None` if there is none; then each other leader, value or
+/// vacancy (`None`) that the observer finds. Leaders and values that follow each other faster than
+/// it reads are left out, so its epochs only grow, with gaps. The latest state is never left out:
+/// it is reported within a round trip of its change; the end of a leader that died, when its lease
+/// ends.
 ///
-/// It reports what the store knows. A leader that has been reported may have ended since. A term that no replica has yet may be
-/// lost in a failover, before or after its candidate leads: then a smaller epoch follows
-/// ([`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync)).
+/// It reports what the store knows. A leader that has been reported may have ended since. A term
+/// that no replica has yet may be lost in a failover, before or after its candidate leads: then a
+/// smaller epoch follows ([`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync)).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -48,30 +51,30 @@ pub struct Observer {
     election: Election,
     /// The last report; `None`: there was none.
     reported: Option<Option<Leader>>,
-    /// What it waits for, as the wait queues see it.
-    object: String,
     request: PendingRequest<Result<Option<Leader>>>,
 }
 
 impl Observer {
     pub(super) fn new(election: Election) -> Observer {
         Observer {
-            object: private_object(&election.keys.term),
             election,
             reported: None,
             request: PendingRequest::default(),
         }
     }
 
-    /// Waits until the leader differs from the last one that this observer has returned. The first call returns the current
-    /// one at once. `None`: there is no leader.
+    /// Waits until the leader differs from the last one that this observer has returned. The first
+    /// call returns the current one at once. `None`: there is no leader.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`](crate::Error::InvalidName), [`Error::WrongKind`](crate::Error::WrongKind),
-    /// [`Error::NoRuntime`](crate::Error::NoRuntime). [`Error::Unavailable`](crate::Error::Unavailable),
-    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): an outage of the store has lasted longer than
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit). The next call continues.
+    /// [`Error::InvalidName`](crate::Error::InvalidName),
+    /// [`Error::WrongKind`](crate::Error::WrongKind),
+    /// [`Error::NoRuntime`](crate::Error::NoRuntime).
+    /// [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): an outage of the store has lasted
+    /// longer than [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit). The next
+    /// call continues.
     ///
     /// # Cancel safety
     ///
@@ -82,9 +85,8 @@ impl Observer {
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>>> {
         let request = || {
-            let (election, object) = (self.election.clone(), self.object.clone());
-            let reported = self.reported.clone();
-            Box::pin(async move { next_leader(&election, &object, &reported).await }) as _
+            let (election, reported) = (self.election.clone(), self.reported.clone());
+            Box::pin(async move { next_leader(&election, &reported).await }) as _
         };
         let leader = ready!(self.request.poll(cx, request))?;
         self.reported = Some(leader.clone());
@@ -112,23 +114,19 @@ impl std::fmt::Debug for Observer {
 /// Waits until the leader differs from `reported`.
 async fn next_leader(
     election: &Election,
-    object: &str,
     reported: &Option<Option<Leader>>,
 ) -> Result<Option<Leader>> {
     let session = &election.session;
     session.background.remember_runtime()?;
     election.keys.fair.object.check()?;
     let limits = Limits::new(WaitLimit::Endless, session.outage_limit);
-    let progress = Progress::default();
+    let (store, progress) = (&session.store, Progress::default());
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;
         Box::pin(async move {
             let step = rules::read(&election.keys);
             let delivery = Delivery::QUEUED_INSPECTION;
-            let answer = session
-                .store
-                .run(&step, channel, delivery, progress)
-                .await?;
+            let answer = store.run(&step, channel, delivery, progress).await?;
             let (leader, left) = match answer.reply {
                 Some((leader, left)) => (Some(leader), left),
                 None => (None, Expiry::In(session.watchdog.lease().duration())),
@@ -140,9 +138,8 @@ async fn next_leader(
         })
     };
     let channel = election.keys.fair.object.channel();
-    let observed = session
-        .waiting
-        .observe(channel, object, &limits, &progress, &look);
+    let (queues, private) = (&session.waiting, private_object(&election.keys.term));
+    let observed = queues.observe(channel, &private, &limits, &progress, &look);
     // Without a wait limit it never returns `None`.
     Ok(observed.await?.flatten())
 }

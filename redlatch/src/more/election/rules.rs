@@ -69,6 +69,16 @@ fn parse_epoch(keys: &ElectionKeys, text: &str) -> Result<i64> {
     token::parse_epoch(text).ok_or_else(|| wrong_kind(&keys.fair.object, INVALID_EPOCH))
 }
 
+fn parse_leader(keys: &ElectionKeys, epoch: &str, owner: &str, value: String) -> Result<Leader> {
+    let epoch = token::unsigned(parse_epoch(keys, epoch)?);
+    let owner = owner.into();
+    Ok(Leader {
+        epoch,
+        owner,
+        value,
+    })
+}
+
 /// Acquires the election's lock for a candidate whose turn it is, and begins its term. Replies the
 /// epoch. `lock`: the fair lock's step.
 pub(super) fn acquire<'a>(
@@ -243,11 +253,7 @@ pub(super) fn read(keys: &ElectionKeys) -> Step<'_, Option<(Leader, Expiry)>> {
                 return Ok(None);
             }
             let [epoch, leader, value, left] = reply.array()?;
-            let leader = Leader {
-                epoch: token::unsigned(parse_epoch(keys, &epoch.text()?)?),
-                owner: leader.text()?.into(),
-                value: value.text()?,
-            };
+            let leader = parse_leader(keys, &epoch.text()?, &leader.text()?, value.text()?)?;
             Ok(Some((leader, Expiry::from_millis(left.integer()?))))
         },
         move |keyspace| {
@@ -259,11 +265,7 @@ pub(super) fn read(keys: &ElectionKeys) -> Step<'_, Option<(Leader, Expiry)>> {
             if !holds_lock(keyspace, keys, leader)? {
                 return Ok(None);
             }
-            let leader = Leader {
-                epoch: token::unsigned(parse_epoch(keys, epoch)?),
-                owner: leader.as_str().into(),
-                value: value.clone(),
-            };
+            let leader = parse_leader(keys, epoch, leader, value.clone())?;
             let left = keyspace.remaining(keys.fair.object.key());
             Ok(left.map(|left| (leader, left)))
         },

@@ -8,14 +8,10 @@ use tokio::time::{Instant, timeout};
 
 use super::rules;
 use super::*;
-use crate::{Client, Embedded, Error};
+use crate::test_prelude::clients;
+use crate::{Client, Error};
 
 const LEASE: Duration = Duration::from_secs(30);
-
-fn clients<const N: usize>() -> [Client; N] {
-    let store = Embedded::new();
-    [(); N].map(|()| Client::builder().connect_embedded(&store).unwrap())
-}
 
 /// Campaigns in a task, and waits until the candidate is in the queue.
 async fn candidate(client: &Client, value: &str) -> (OwnerId, JoinHandle<Result<Leadership>>) {
@@ -41,7 +37,7 @@ fn value(leader: &Option<Leader>) -> Option<(u64, &str)> {
 
 #[tokio::test(start_paused = true)]
 async fn leader_is_asked_to_resign_and_the_next_one_is_not() {
-    let [one, two, other] = clients();
+    let (_, [one, two, other]) = clients();
     let leader = one.election("e").campaign("a").await.unwrap();
     let (_, next) = candidate(&two, "b").await;
     let asked = tokio::spawn(leader.asked());
@@ -56,7 +52,7 @@ async fn leader_is_asked_to_resign_and_the_next_one_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn candidates_lead_in_order_with_growing_epochs() {
-    let [one, two, three] = clients();
+    let (_, [one, two, three]) = clients();
     let election = one.election("e");
     let first = election.campaign("first").await.unwrap();
     let (_, second) = candidate(&two, "second").await;
@@ -79,7 +75,7 @@ async fn candidates_lead_in_order_with_growing_epochs() {
 
 #[tokio::test(start_paused = true)]
 async fn campaigns_of_one_scope_exclude_each_other() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     Owner::new()
         .scope(async {
             let election = client.election("e");
@@ -94,8 +90,7 @@ async fn campaigns_of_one_scope_exclude_each_other() {
 /// Invariant: epochs grow also when all keys of the lock have expired.
 #[tokio::test(start_paused = true)]
 async fn epoch_outlives_the_lock() {
-    let store = Embedded::new();
-    let client = Client::builder().connect_embedded(&store).unwrap();
+    let (store, [client]) = clients();
     let election = client.election("e");
     let dead = election.campaign("").await.unwrap();
     dead.guard.detach().unwrap();
@@ -109,7 +104,7 @@ async fn epoch_outlives_the_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn observer_reports_a_dead_leader_when_its_lease_ends() {
-    let [one, two] = clients();
+    let (_, [one, two]) = clients();
     let mut observer = two.election("e").observe();
     let dead = one.election("e").campaign("dead").await.unwrap();
     assert_eq!(value(&observer.next().await.unwrap()), Some((1, "dead")));
@@ -122,7 +117,7 @@ async fn observer_reports_a_dead_leader_when_its_lease_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn next_candidate_leads_when_the_lease_of_a_dead_leader_ends() {
-    let [one, two] = clients();
+    let (_, [one, two]) = clients();
     let dead = one.election("e").campaign("dead").await.unwrap();
     let begun = Instant::now();
     let (_, next) = candidate(&two, "next").await;
@@ -132,11 +127,11 @@ async fn next_candidate_leads_when_the_lease_of_a_dead_leader_ends() {
     assert!(late < Duration::from_millis(5), "{late:?}");
 }
 
-/// A candidate whose process hangs at the head of the queue delays the others by its turn, not by the fair lock's five
-/// minutes.
+/// A candidate whose process hangs at the head of the queue delays the others by its turn, not by
+/// the fair lock's five minutes.
 #[tokio::test(start_paused = true)]
 async fn hung_candidate_delays_the_others_by_one_lease() {
-    let [leader, hung, next] = clients();
+    let (_, [leader, hung, next]) = clients();
     let leadership = leader.election("e").campaign("").await.unwrap();
     let mut campaign = hung.election("e").campaign("hung").into_future();
     // It waits and is subscribed, and is then never polled again.
@@ -155,7 +150,7 @@ async fn hung_candidate_delays_the_others_by_one_lease() {
 /// Observers in one client have seen different leaders, so none may wait for another to read.
 #[tokio::test(start_paused = true)]
 async fn observers_of_one_client_do_not_wait_for_each_other() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     let election = client.election("e");
     let (mut early, mut late) = (election.observe(), election.observe());
     let leadership = election.campaign("one").await.unwrap();
@@ -171,10 +166,11 @@ async fn observers_of_one_client_do_not_wait_for_each_other() {
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
-/// Invariant: the last report is the final state, after each kind of change, by a message and not by the end of a lease.
+/// Invariant: the last report is the final state, after each kind of change, by a message and not
+/// by the end of a lease.
 #[tokio::test(start_paused = true)]
 async fn observer_reports_each_kind_of_change_at_once() {
-    let [one, two, observing] = clients();
+    let (_, [one, two, observing]) = clients();
     let mut observer = observing.election("e").observe();
     assert_eq!(observer.next().await.unwrap(), None);
     let begun = Instant::now();
@@ -204,7 +200,7 @@ async fn observer_reports_each_kind_of_change_at_once() {
 #[tokio::test(start_paused = true)]
 async fn observer_reports_a_vacancy_while_candidates_wait() {
     for forced in [false, true] {
-        let [leader, hung, observing] = clients();
+        let (_, [leader, hung, observing]) = clients();
         let mut observer = observing.election("e").observe();
         let leadership = leader.election("e").campaign("").await.unwrap();
         let mut campaign = hung.election("e").campaign("hung").into_future();
@@ -225,7 +221,7 @@ async fn observer_reports_a_vacancy_while_candidates_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn holder_of_the_fair_lock_is_no_leader() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     let election = client.election("e");
     election.campaign("").await.unwrap().resign().await.unwrap();
     let held = client.fair_lock("e").lock().await.unwrap();
@@ -237,7 +233,7 @@ async fn holder_of_the_fair_lock_is_no_leader() {
 
 #[tokio::test(start_paused = true)]
 async fn former_leader_cannot_proclaim() {
-    let [one, two] = clients();
+    let (_, [one, two]) = clients();
     let election = one.election("e");
     let former = election.campaign("one").await.unwrap();
     assert!(one.fair_lock("e").force_unlock().await.unwrap());
@@ -255,7 +251,7 @@ async fn former_leader_cannot_proclaim() {
 /// A value that was sent on a broken connection arrives after the next one.
 #[tokio::test(start_paused = true)]
 async fn late_value_does_not_replace_a_later_one() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     let election = client.election("e");
     let leadership = election.campaign("").await.unwrap();
     for value in ["one", "two"] {
@@ -268,7 +264,7 @@ async fn late_value_does_not_replace_a_later_one() {
 
 #[tokio::test(start_paused = true)]
 async fn leader_resigns_to_a_candidate_before_the_others() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     let election = client.election("e");
     let leadership = election.campaign("leader").await.unwrap();
     let (second_id, second) = candidate(&client, "second").await;
@@ -294,7 +290,7 @@ async fn leader_resigns_to_a_candidate_before_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn dropped_campaign_leaves_the_queue() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     let election = client.election("e");
     let _leadership = election.campaign("").await.unwrap();
     let (_, waiting) = candidate(&client, "").await;
@@ -306,7 +302,7 @@ async fn dropped_campaign_leaves_the_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn work_ends_when_the_leadership_is_lost() {
-    let [client] = clients();
+    let (_, [client]) = clients();
     let leadership = client.election("e").campaign("").await.unwrap();
     assert_eq!(leadership.run(async { 7 }).await.unwrap(), 7);
     assert!(client.fair_lock("e").force_unlock().await.unwrap());
@@ -328,8 +324,7 @@ async fn invalid_name_is_reported() {
 /// The latest term is still its own, but the lock is not.
 #[tokio::test(start_paused = true)]
 async fn former_leader_cannot_proclaim_while_there_is_no_leader() {
-    let store = Embedded::new();
-    let client = Client::builder().connect_embedded(&store).unwrap();
+    let (store, [client]) = clients();
     let former = client.election("e").campaign("one").await.unwrap();
     assert!(client.fair_lock("e").force_unlock().await.unwrap());
     let error = former.proclaim("late").await.unwrap_err();

@@ -13,7 +13,7 @@ use crate::client_registry::shortened;
 use crate::environment::{process_info, random};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::name::{MAX_NAME_BYTES, OnceKeys};
+use crate::name::{MAX_NAME_BYTES, ObjectKeys, OnceKeys};
 use crate::session::Session;
 use crate::store::{Delivery, Progress, Store};
 
@@ -44,16 +44,18 @@ enum SlotKind {
 }
 
 impl Slot {
-    /// Slots of this length by the clock of the server: slot n begins n times this length after 1970-01-01T00:00:00Z. So those of a
-    /// day begin at midnight UTC. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. The clocks of the
-    /// clients do not matter. All users of a name must use the same length, because its slots share one
+    /// Slots of this length by the clock of the server: slot n begins n times this length after
+    /// 1970-01-01T00:00:00Z. So those of a day begin at midnight UTC. 1 ms to
+    /// [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. The clocks of the clients
+    /// do not matter. All users of a name must use the same length, because its slots share one
     /// record. (In an embedded store the first slot begins when the store is first used.)
     pub fn per(length: Duration) -> Slot {
         Slot(SlotKind::Per(length))
     }
 }
 
-/// The slot with this name: 1 to 512 bytes. All processes must compute the same text, for example from the planned time.
+/// The slot with this name: 1 to 512 bytes. All processes must compute the same text, for example
+/// from the planned time.
 impl From<&str> for Slot {
     fn from(name: &str) -> Slot {
         Slot(SlotKind::Named(name.to_owned()))
@@ -67,19 +69,21 @@ impl From<String> for Slot {
     }
 }
 
-/// A job that runs at most once for each slot, in all processes: [`Client::once`](crate::Client::once).
+/// A job that runs at most once for each slot, in all processes:
+/// [`Client::once`](crate::Client::once).
 ///
-/// One script of the server checks whether the slot has had a run, and records this one, before the work starts. So the slot is never
-/// repeated: not by machines whose clocks differ, not if the work takes a millisecond, and not if the process dies in
-/// the middle. Work that must be repeated until it has succeeded needs a lock and a state of its own instead.
+/// One script of the server checks whether the slot has had a run, and records this one, before the
+/// work starts. So the slot is never repeated: not by machines whose clocks differ, not if the work
+/// takes a millisecond, and not if the process dies in the middle. Work that must be repeated until
+/// it has succeeded needs a lock and a state of its own instead.
 ///
-/// This is no lock: the run of one slot may last until those of the next ones. Use it while holding a lock of the
-/// same name to prevent that, as `redlatch run --once-per` does.
+/// This is no lock: the run of one slot may last until those of the next ones. Use it while holding
+/// a lock of the same name to prevent that, as `redlatch run --once-per` does.
 ///
-/// The record contains the machine and process, the times and the outcome. It remains for
-/// [seven days](Once::remembered_for). A store that loses it (a restart without persistence, a failover to a replica
-/// that missed it) allows the slot once more. [`ReplicaSync`](crate::ReplicaSync) applies to the beginning of a run
-/// as to an acquisition.
+/// The record contains the machine and process, the times and the outcome. It remains for [seven
+/// days](Once::remembered_for). A store that loses it (a restart without persistence, a failover to
+/// a replica that missed it) allows the slot once more. [`ReplicaSync`](crate::ReplicaSync) applies
+/// to the beginning of a run as to an acquisition.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -104,7 +108,8 @@ pub struct Once {
     remembered_for: Duration,
 }
 
-/// The only run of a slot, which has begun: [`Once::begin`]. If it is dropped, the outcome `dropped` is recorded in the background.
+/// The only run of a slot, which has begun: [`Once::begin`]. If it is dropped, the outcome
+/// `dropped` is recorded in the background.
 #[must_use = "the slot cannot have another run"]
 pub struct OnceRun {
     session: Arc<Session>,
@@ -124,7 +129,8 @@ pub struct AlreadyRan {
     pub by: String,
     /// When it began, by the clock of the server.
     pub at: SystemTime,
-    /// How long it took. `None`: it has not finished. It lasts, its process has died, or the store could not be reached.
+    /// How long it took. `None`: it has not finished. It lasts, its process has died, or the store
+    /// could not be reached.
     pub took: Option<Duration>,
     /// How it ended: the text of [`OnceRun::finish`], or `finished` ([`Once::run`]) or `dropped`.
     pub outcome: Option<String>,
@@ -144,9 +150,10 @@ impl Once {
         }
     }
 
-    /// Sets how long the record of a run remains, from its beginning; default seven days. 1 ms to ten years. That of a slot with a
-    /// length remains for the length of a slot in addition. A process that asks for a slot with a name later than that runs it once
-    /// more, so this must be longer than the longest delay of any machine.
+    /// Sets how long the record of a run remains, from its beginning; default seven days. 1 ms to
+    /// ten years. That of a slot with a length remains for the length of a slot in addition. A
+    /// process that asks for a slot with a name later than that runs it once more, so this must be
+    /// longer than the longest delay of any machine.
     #[must_use]
     pub fn remembered_for(mut self, time: Duration) -> Once {
         self.remembered_for = time;
@@ -158,19 +165,21 @@ impl Once {
         self.keys.object.name()
     }
 
-    /// Begins the run of the current slot. If the slot has one already, returns that, as the inner error.
+    /// Begins the run of the current slot. If the slot has one already, returns that, as the inner
+    /// error.
     ///
     /// # Errors
     ///
-    /// [`InvalidName`](Error::InvalidName), and [`InvalidSetting`](Error::InvalidSetting) for a slot or
-    /// time that cannot be used. Otherwise as [`Lock::is_locked`](crate::Lock::is_locked), and
-    /// [`NotReplicated`](Error::NotReplicated). After an error of the connection or of the replicas it is unknown whether the
-    /// slot counts as used. Then a later call may return a run of this process that never started.
+    /// [`InvalidName`](Error::InvalidName), and [`InvalidSetting`](Error::InvalidSetting) for a
+    /// slot or time that cannot be used. Otherwise as [`Lock::is_locked`](crate::Lock::is_locked),
+    /// and [`NotReplicated`](Error::NotReplicated). After an error of the connection or of the
+    /// replicas it is unknown whether the slot counts as used. Then a later call may return a run
+    /// of this process that never started.
     ///
     /// # Cancel safety
     ///
-    /// If this future is dropped, it continues in the background. If the run has begun, it ends with the outcome `dropped`: the slot
-    /// counts as used.
+    /// If this future is dropped, it continues in the background. If the run has begun, it ends
+    /// with the outcome `dropped`: the slot counts as used.
     pub async fn begin(&self) -> Result<Result<OnceRun, AlreadyRan>> {
         let once = self.clone();
         let beginning = async move { once.begin_unless_dropped().await };
@@ -180,11 +189,8 @@ impl Once {
 
     async fn begin_unless_dropped(&self) -> Result<Result<OnceRun, AlreadyRan>> {
         let process = process_info();
-        let program = self
-            .session
-            .registration
-            .label()
-            .unwrap_or(&process.program);
+        let label = self.session.registration.label();
+        let program = label.unwrap_or(&process.program);
         let by = format!("{program}@{} (pid {})", process.host, process.pid);
         let id = format!("{}:{}", self.session.id.as_str(), random());
         let begin = Begin {
@@ -195,11 +201,8 @@ impl Once {
         };
         let progress = Progress::default();
         let delivery = Delivery::acquisition(false);
-        let answer = self
-            .session
-            .store
-            .run(&begin.step(), None, delivery, &progress)
-            .await?;
+        let store = &self.session.store;
+        let answer = store.run(&begin.step(), None, delivery, &progress).await?;
         if let Some(earlier) = self.already_ran(answer.reply) {
             return Ok(Err(earlier));
         }
@@ -220,7 +223,8 @@ impl Once {
     ///
     /// # Errors
     ///
-    /// As [`Once::begin`]; `work` was then not started. If only the outcome could not be recorded, that is no error.
+    /// As [`Once::begin`]; `work` was then not started. If only the outcome could not be recorded,
+    /// that is no error.
     ///
     /// # Cancel safety
     ///
@@ -247,17 +251,15 @@ impl Once {
         Ok(Ok(output))
     }
 
-    /// Returns the run that the current slot has had, without beginning one. `None`: it has had none.
+    /// Returns the run that the current slot has had, without beginning one. `None`: it has had
+    /// none.
     ///
     /// # Errors
     ///
     /// As [`Once::begin`].
     pub async fn earlier_run(&self) -> Result<Option<AlreadyRan>> {
-        let reply = self
-            .session
-            .store
-            .run_idempotent(&self.look()?.step())
-            .await?;
+        let step = self.look()?.step();
+        let reply = self.session.store.run_idempotent(&step).await?;
         Ok(self.already_ran(reply))
     }
 
@@ -317,8 +319,9 @@ impl Once {
 }
 
 impl OnceRun {
-    /// Records how the run has ended: a text for people of up to 256 bytes, such as `exit code 0`; longer ones are cut. Returns
-    /// whether the record is still that of this run: it may have expired, and in the next slot of the same length there may be another.
+    /// Records how the run has ended: a text for people of up to 256 bytes, such as `exit code 0`;
+    /// longer ones are cut. Returns whether the record is still that of this run: it may have
+    /// expired, and in the next slot of the same length there may be another.
     ///
     /// # Errors
     ///
@@ -336,19 +339,13 @@ impl OnceRun {
 
     /// Records that the work of [`Once::run`] is done. If that fails, logs it.
     pub(crate) async fn finish_or_log(self) {
-        let keys = self.keys.clone();
-        if let Err(error) = self.finish(FINISHED).await {
-            let once = keys.object.full_name();
-            tracing::warn!(once, %error, "the outcome of a run was not recorded");
-        }
+        let object = self.keys.object.clone();
+        log_failure(&object, self.finish(FINISHED).await);
     }
 
     fn finish_step(&self, outcome: String) -> impl Future<Output = Result<bool>> + Send + use<> {
-        let (store, keys, run) = (
-            self.session.store.clone(),
-            self.keys.clone(),
-            self.id.clone(),
-        );
+        let (keys, run) = (self.keys.clone(), self.id.clone());
+        let store = self.session.store.clone();
         async move {
             let step = finish(&keys, &run, shortened(&outcome));
             store.run_urgent(&step).await
@@ -356,19 +353,22 @@ impl OnceRun {
     }
 }
 
+fn log_failure(object: &ObjectKeys, finished: Result<bool>) {
+    if let Err(error) = finished {
+        let once = object.full_name();
+        tracing::warn!(once, %error, "the outcome of a run was not recorded");
+    }
+}
+
 impl Drop for OnceRun {
     fn drop(&mut self) {
         if !self.is_finished {
             let finishing = self.finish_step(DROPPED.to_owned());
-            let keys = self.keys.clone();
-            self.session
-                .background
-                .spawn(&self.keys.object, async move {
-                    if let Err(error) = finishing.await {
-                        let once = keys.object.full_name();
-                        tracing::warn!(once, %error, "the outcome of a run was not recorded");
-                    }
-                });
+            let object = self.keys.object.clone();
+            let background = &self.session.background;
+            background.spawn(&self.keys.object, async move {
+                log_failure(&object, finishing.await);
+            });
         }
     }
 }

@@ -179,31 +179,26 @@ impl<K: Revocable> Lock<K> {
         self.session.background.remember_runtime()?;
         self.valid_kind()?;
         let limits = Limits::new(WaitLimit::at_most(wait), Some(Expiry::Never));
-        let progress = Progress::default();
-        let (session, owner) = (&self.session, &owner);
+        let (store, progress) = (&self.session.store, Progress::default());
+        let owner = &owner;
         let look = |channel| -> Boxed<'_, _> {
             let progress = &progress;
             Box::pin(async move {
                 let step = self.kind.inspect();
                 let delivery = Delivery::QUEUED_INSPECTION;
-                let holders = session
-                    .store
-                    .run(&step, channel, delivery, progress)
-                    .await?;
-                let mut holders = holders.reply.into_iter();
+                let answer = store.run(&step, channel, delivery, progress).await?;
+                let mut holders = answer.reply.into_iter();
                 Ok(match holders.find(|holder| holder.owner == *owner) {
                     None => Outcome::Done(()),
                     Some(holder) => Outcome::Wait(holder.remaining.min(Expiry::In(LOOK_INTERVAL))),
                 })
             })
         };
-        let object = self.kind.object();
+        let (object, queues) = (self.kind.object(), &self.session.waiting);
         // No waiter for the lock waits behind this.
-        let (queues, private) = (&session.waiting, private_object(object.identity()));
-        let released = queues
-            .observe(object.channel(), &private, &limits, &progress, &look)
-            .await?;
-        Ok(released.is_some())
+        let private = private_object(object.identity());
+        let released = queues.observe(object.channel(), &private, &limits, &progress, &look);
+        Ok(released.await?.is_some())
     }
 }
 
@@ -321,7 +316,7 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: PeriodId
 /// Checks a hold now and whenever a request may have arrived, while the store has it and the hold period lasts.
 async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId) {
     let limits = Limits::new(WaitLimit::Endless, Some(Expiry::Never));
-    let progress = Progress::default();
+    let (store, progress) = (&session.store, Progress::default());
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;
         Box::pin(async move {
@@ -334,10 +329,7 @@ async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId)
             };
             let step = renew_holds(hold.kind.renewal(hold).script, None, &[hold]);
             let delivery = Delivery::QUEUED_INSPECTION;
-            let answer = session
-                .store
-                .run(&step, channel, delivery, progress)
-                .await?;
+            let answer = store.run(&step, channel, delivery, progress).await?;
             match answer.reply.first() {
                 Some(Renewed::Asked { limit }) => {
                     hold.mark_asked(granted_in, limit.map(|left| answer.sent_at + left));
@@ -358,11 +350,9 @@ async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId)
     if session.background.remember_runtime().is_ok() {
         let object = &hold.object;
         let (queues, private) = (&session.waiting, private_object(object.identity()));
-        let observed = queues
-            .observe(object.channel(), &private, &limits, &progress, &look)
-            .await;
-        if let Err(error) = observed {
-            let lock = hold.object.full_name();
+        let observed = queues.observe(object.channel(), &private, &limits, &progress, &look);
+        if let Err(error) = observed.await {
+            let lock = object.full_name();
             tracing::debug!(lock, %error, "requests to release are found by renewals only");
         }
     }

@@ -3,28 +3,23 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use tokio::task::{JoinHandle, yield_now};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
 use crate::session::check_handoff;
-use crate::{Client, Embedded, Guard, Lock, MultiLock, Owner};
+use crate::test_prelude::{SECOND, clients, run_others};
+use crate::{Guard, Lock, MultiLock, Owner};
 
-const SECOND: Duration = Duration::from_secs(1);
 /// The lease of the watchdog.
 const LEASE: Duration = Duration::from_secs(30);
 
-fn clients() -> (Embedded, [Client; 2]) {
-    let store = Embedded::new();
-    let clients = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-    (store, clients)
-}
-
-/// Lets all other tasks run as far as they can without time.
-async fn run_others() {
-    for _ in 0..20 {
-        yield_now().await;
-    }
+/// Acquires a lock. Returns its handle and guard, and the handle of another client.
+async fn held() -> (Lock, Guard, Lock) {
+    let (_, [client, other]) = clients();
+    let (lock, theirs) = (client.lock("a"), other.lock("a"));
+    let guard = lock.lock().await.unwrap();
+    (lock, guard, theirs)
 }
 
 /// Returns whether the holder is asked now.
@@ -32,7 +27,8 @@ async fn is_asked(guard: &Guard) -> bool {
     timeout(SECOND / 1000, guard.asked()).await.is_ok()
 }
 
-/// Starts a request of another client, which waits without a limit. It returns when it has acquired the lock, and keeps it.
+/// Starts a request of another client, which waits without a limit. It returns when it has acquired
+/// the lock, and keeps it.
 fn waiter(lock: &Lock) -> JoinHandle<(Instant, Guard)> {
     let request = lock.lock().into_future();
     tokio::spawn(async move {
@@ -42,20 +38,28 @@ fn waiter(lock: &Lock) -> JoinHandle<(Instant, Guard)> {
 }
 
 fn is_revoked<T>(result: Result<T>) -> bool {
-    let Err(Error::Lost { reason, .. }) = result else {
-        return false;
-    };
-    reason == Loss::Revoked
+    matches!(
+        result,
+        Err(Error::Lost {
+            reason: Loss::Revoked,
+            ..
+        })
+    )
+}
+
+/// Returns the remaining lease in the store.
+async fn remaining(lock: &Lock) -> Duration {
+    let left = lock.remaining_lease().await.unwrap();
+    left.unwrap().duration().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_completes_asked_at_once_and_later() {
-    let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
+    let (_, guard, theirs) = held().await;
     let before = tokio::spawn(guard.asked());
     run_others().await;
     assert!(!before.is_finished() && !is_asked(&guard).await);
-    let asked = other.lock("a").ask().await.unwrap();
+    let asked = theirs.ask().await.unwrap();
     assert_eq!(asked, Some(guard.owner_id()));
     run_others().await;
     assert!(before.is_finished() && is_asked(&guard).await);
@@ -63,27 +67,25 @@ async fn request_completes_asked_at_once_and_later() {
     sleep(10 * LEASE).await;
     assert!(guard.is_valid() && is_asked(&guard).await);
     guard.unlock().await.unwrap();
-    assert_eq!(other.lock("a").ask().await.unwrap(), None);
-    assert_eq!(other.lock("a").revoke(SECOND).await.unwrap(), None);
+    assert_eq!(theirs.ask().await.unwrap(), None);
+    assert_eq!(theirs.revoke(SECOND).await.unwrap(), None);
 }
 
 /// The subscription has ended when the request is made, and the message is missed.
 #[tokio::test(start_paused = true)]
 async fn request_before_asked_is_polled_is_found() {
-    let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
+    let (_, guard, theirs) = held().await;
     let asked = guard.asked();
-    other.lock("a").ask().await.unwrap();
+    theirs.ask().await.unwrap();
     timeout(SECOND / 1000, asked).await.unwrap();
 }
 
 /// Without a subscription, the next renewal reports it.
 #[tokio::test(start_paused = true)]
 async fn renewal_reports_request() {
-    let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
+    let (_, guard, theirs) = held().await;
     let hold = guard.hold_ref().hold.clone();
-    other.lock("a").ask().await.unwrap();
+    theirs.ask().await.unwrap();
     assert!(!hold.state().period.is_asked());
     sleep(LEASE / 3).await;
     run_others().await;
@@ -93,10 +95,9 @@ async fn renewal_reports_request() {
 #[tokio::test(start_paused = true)]
 async fn revoked_hold_ends_at_limit_and_only_then_the_next_begins() {
     for limit in [0, 1, 5, 29, 30, 31, 90] {
-        let (_, [client, other]) = clients();
-        let guard = client.lock("a").lock().await.unwrap();
+        let (_, guard, theirs) = held().await;
         let hold = guard.hold_ref().hold.clone();
-        let request = other.lock("a").lock().into_future();
+        let request = theirs.lock().into_future();
         let next = tokio::spawn(async move {
             let next = request.await.unwrap();
             assert!(hold.valid_for().is_zero(), "two valid holders");
@@ -104,7 +105,7 @@ async fn revoked_hold_ends_at_limit_and_only_then_the_next_begins() {
         });
         sleep(SECOND).await;
         let begun = Instant::now();
-        other.lock("a").revoke(limit * SECOND).await.unwrap();
+        theirs.revoke(limit * SECOND).await.unwrap();
         guard.lost().await;
         let lost_after = begun.elapsed();
         // Its client learns of the limit from the first renewal.
@@ -142,61 +143,40 @@ async fn revoked_hold_of_silent_client_ends_with_its_lease() {
     drop((turn, store));
 }
 
-/// A renewal before the limit extends the lease until the limit, not beyond. The client then does nothing.
+/// A renewal before the limit extends the lease until the limit, not beyond. The client then does
+/// nothing.
 #[tokio::test(start_paused = true)]
 async fn renewal_extends_lease_until_limit_at_most() {
-    let (_, [client, other]) = clients();
-    let lock = other.lock("a");
-    let guard = client.lock("a").lock().await.unwrap();
-    lock.revoke(35 * SECOND).await.unwrap();
+    let (_, guard, theirs) = held().await;
+    theirs.revoke(35 * SECOND).await.unwrap();
     let limit = Instant::now() + 35 * SECOND;
     sleep(12 * SECOND).await;
     run_others().await;
-    let left = lock
-        .remaining_lease()
-        .await
-        .unwrap()
-        .unwrap()
-        .duration()
-        .unwrap();
+    let (left, valid) = (remaining(&theirs).await, guard.valid_for());
     assert!(
-        left <= limit - Instant::now() && left > 22 * SECOND,
+        left > 22 * SECOND && left <= limit - Instant::now(),
         "{left:?}"
     );
-    assert!(
-        guard.valid_for() <= left,
-        "{:?} {left:?}",
-        guard.valid_for()
-    );
+    assert!(valid <= left, "{valid:?} {left:?}");
 }
 
 /// The earliest limit counts, also if it is not the last.
 #[tokio::test(start_paused = true)]
 async fn earliest_limit_of_several_counts() {
-    for limits in [[20, 60], [60, 20]] {
-        let (_, [client, other]) = clients();
-        let guard = client.lock("a").lock().await.unwrap();
+    for (limits, knows_first) in [([20, 60], false), ([20, 60], true), ([60, 20], false)] {
+        let (lock, guard, theirs) = held().await;
         let begun = Instant::now();
-        for limit in limits {
-            other.lock("a").revoke(limit * SECOND).await.unwrap();
-        }
-        client.lock("a").ask().await.unwrap();
+        theirs.revoke(limits[0] * SECOND).await.unwrap();
+        assert!(!knows_first || is_asked(&guard).await);
+        theirs.revoke(limits[1] * SECOND).await.unwrap();
+        lock.ask().await.unwrap();
         guard.lost().await;
         assert_eq!(begun.elapsed().as_secs(), 20);
     }
-    // The earlier one is known to the client already.
-    let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
-    let begun = Instant::now();
-    other.lock("a").revoke(20 * SECOND).await.unwrap();
-    assert!(is_asked(&guard).await);
-    other.lock("a").revoke(60 * SECOND).await.unwrap();
-    guard.lost().await;
-    assert_eq!(begun.elapsed().as_secs(), 20);
 }
 
-/// The feared interleaving: the request meets a later holder, or a later hold of the same owner. Neither is asked, and
-/// neither loses its lease.
+/// The feared interleaving: the request meets a later holder, or a later hold of the same owner.
+/// Neither is asked, and neither loses its lease.
 #[tokio::test(start_paused = true)]
 async fn later_holds_are_not_asked() {
     for is_same_owner in [false, true] {
@@ -236,13 +216,12 @@ async fn hold_after_loss_is_not_asked() {
     assert!(again.is_valid() && !is_asked(&again).await);
 }
 
-/// A waiting request of the same client takes over the hold of a released guard, unless its owner was asked.
+/// A waiting request of the same client takes over the hold of a released guard, unless its owner
+/// was asked.
 #[tokio::test(start_paused = true)]
 async fn asked_hold_is_released_to_all_instead_of_handed_over() {
     for knows in [false, true] {
-        let (_, [client, other]) = clients();
-        let (lock, theirs) = (client.lock("a"), other.lock("a"));
-        let guard = lock.lock().await.unwrap();
+        let (lock, guard, theirs) = held().await;
         let asked = lock.holder().await.unwrap().unwrap().owner;
         let next = waiter(&lock);
         run_others().await;
@@ -285,8 +264,7 @@ async fn hold_that_was_asked_in_long_section_is_released_to_all() {
 /// The check beside handoffs counts a request as a client that waits.
 #[tokio::test(start_paused = true)]
 async fn check_of_hand_over_counts_request() {
-    let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
+    let (_, guard, theirs) = held().await;
     let (session, hold) = (&guard.hold_ref().session, &guard.hold_ref().hold);
     let check = check_handoff(&hold.object, Some(hold));
     let waiting = async || {
@@ -295,7 +273,7 @@ async fn check_of_hand_over_counts_request() {
         (waiting.subscribers, waiting.queued)
     };
     assert_eq!(waiting().await, (0, 0));
-    other.lock("a").ask().await.unwrap();
+    theirs.ask().await.unwrap();
     assert_eq!(waiting().await, (1, 0));
 }
 
@@ -340,7 +318,8 @@ async fn asked_hold_is_released_to_all_instead_of_transferred() {
         run_others().await;
         other.lock("a").revoke(SECOND).await.unwrap();
         assert!(!knows || is_asked(&guard).await);
-        // The message has woken the waiter. Its refusal is current now, so a release could transfer the lock.
+        // The message has woken the waiter. Its refusal is current now, so a release could transfer
+        // the lock.
         run_others().await;
         guard.unlock().await.unwrap();
         let is_locked = other.lock("a").is_locked().await.unwrap();
@@ -355,18 +334,13 @@ async fn asked_hold_is_released_to_all_instead_of_transferred() {
 /// An offer of the hold may be open when the request arrives.
 #[tokio::test(start_paused = true)]
 async fn offered_hold_that_was_asked_is_not_taken() {
-    let (_, [client, other]) = clients();
-    let lock = client.lock("a");
-    let guard = lock.lock().await.unwrap();
+    let (lock, guard, theirs) = held().await;
     let hold = guard.hold_ref().hold.clone();
     let asked = lock.holder().await.unwrap().unwrap().owner;
     let mut parked = lock.lock().into_future();
     assert!(timeout(Duration::ZERO, &mut parked).await.is_err());
     guard.unlock().await.unwrap();
-    assert_eq!(
-        other.lock("a").holder().await.unwrap().unwrap().owner,
-        asked
-    );
+    assert_eq!(theirs.holder().await.unwrap().unwrap().owner, asked);
     let granted_in = hold.state().period.granted_in;
     hold.mark_asked(granted_in, None);
     let next = parked.await.unwrap();
@@ -413,10 +387,8 @@ async fn re_entry_into_revoked_hold_does_not_extend_it() {
     sleep(8 * SECOND).await;
     other.lock("a").revoke(25 * SECOND).await.unwrap();
     assert!(is_asked(&guard).await);
-    let left = async || {
-        let left = other.lock("a").remaining_lease().await.unwrap();
-        left.unwrap().duration().unwrap()
-    };
+    let theirs = other.lock("a");
+    let left = async || remaining(&theirs).await;
     let inner = guard.reenter().await.unwrap();
     assert!(left().await <= 25 * SECOND, "{:?}", left().await);
     inner.unlock().await.unwrap();
@@ -484,28 +456,17 @@ async fn run_until_asked_drops_work_and_releases() {
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.run_until_asked(async { 42 }).await.unwrap(), Some(42));
     other.lock("a").ask().await.unwrap();
-    assert_eq!(
-        guard
-            .run_until_asked(std::future::pending::<()>())
-            .await
-            .unwrap(),
-        None
-    );
+    let endless = guard.run_until_asked(std::future::pending::<()>());
+    assert_eq!(endless.await.unwrap(), None);
     assert!(guard.is_valid());
 }
 
 #[tokio::test(start_paused = true)]
 async fn released_by_waits_for_owner() {
-    let (_, [client, other]) = clients();
-    let (lock, theirs) = (client.lock("a"), other.lock("a"));
-    let guard = lock.lock().await.unwrap();
+    let (lock, guard, theirs) = held().await;
     let owner = theirs.ask().await.unwrap().unwrap();
-    assert!(
-        !theirs
-            .released_by(owner.clone(), 10 * SECOND)
-            .await
-            .unwrap()
-    );
+    let released = theirs.released_by(owner.clone(), 10 * SECOND);
+    assert!(!released.await.unwrap());
     let begun = Instant::now();
     let release = async {
         sleep(SECOND).await;
@@ -521,33 +482,29 @@ async fn released_by_waits_for_owner() {
 async fn limit_that_is_too_long_is_refused() {
     let (_, [client, _]) = clients();
     let refused = client.lock("a").revoke(Duration::MAX).await;
-    assert!(matches!(
-        refused,
-        Err(Error::InvalidSetting {
-            setting: "limit",
-            ..
-        })
-    ));
+    let Err(Error::InvalidSetting { setting, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(setting, "limit");
 }
 
 /// The check of a hold that is gone must not wake itself.
 #[tokio::test(start_paused = true)]
 async fn asked_neither_completes_nor_spins_after_the_end_of_the_hold() {
     for is_forced in [false, true] {
-        let (_, [client, other]) = clients();
-        let guard = client.lock("a").lock().await.unwrap();
+        let (lock, guard, theirs) = held().await;
         let asked = tokio::spawn(guard.asked());
         run_others().await;
         if is_forced {
-            assert!(other.lock("a").force_unlock().await.unwrap());
+            assert!(theirs.force_unlock().await.unwrap());
             // Found by the check, not by the next renewal.
             timeout(SECOND, guard.lost()).await.unwrap();
         } else {
             guard.unlock().await.unwrap();
         }
         // The next holder is asked, not the former one.
-        let next = other.lock("a").lock().await.unwrap();
-        client.lock("a").ask().await.unwrap();
+        let next = theirs.lock().await.unwrap();
+        lock.ask().await.unwrap();
         timeout(SECOND, next.asked()).await.unwrap();
         assert!(!asked.is_finished(), "forced: {is_forced}");
         asked.abort();
@@ -608,16 +565,15 @@ async fn release_in_flight_at_the_limit_reports_the_revocation() {
 /// The last release waits for the turn of another one until the limit has passed.
 #[tokio::test(start_paused = true)]
 async fn last_release_sent_after_the_limit_reports_the_revocation() {
-    let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
-    other.lock("a").revoke(10 * SECOND).await.unwrap();
+    let (_, guard, theirs) = held().await;
+    theirs.revoke(10 * SECOND).await.unwrap();
     assert!(is_asked(&guard).await);
     let hold = guard.hold_ref().hold.clone();
     let turn = hold.turn().await.unwrap();
     let releasing = tokio::spawn(guard.unlock());
     run_others().await;
     sleep(11 * SECOND).await;
-    other.lock("a").force_unlock().await.unwrap();
+    theirs.force_unlock().await.unwrap();
     drop(turn);
     assert!(is_revoked(releasing.await.unwrap()));
 }

@@ -1,12 +1,14 @@
 //! Compares script and rule of the listing step on any data under a name. The steps of other
-//! primitives create the data: each of their tests covers its own primitive, this one how listings show them.
+//! primitives create the data: each of their tests covers its own primitive, this one how listings
+//! show them.
+
+use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::rules::inspect_names;
+use super::rules::{Inspected, inspect_names};
 use super::{ObjectState, Waiter};
-use crate::hold::AcquireParams;
-use crate::hold::HoldKind as _;
+use crate::hold::{AcquireParams, HoldKind as _};
 use crate::lease::Expiry;
 use crate::locks::Reentrant;
 use crate::locks::fenced::Fenced;
@@ -40,16 +42,14 @@ fn moves() -> impl Strategy<Value = Move> {
 fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| match *one {
         Move::Lock { owner, lease: n } => {
-            let kind = Reentrant::new("", "name");
-            let hold = hold(owner, kind.clone());
+            let hold = hold(owner, Reentrant::new("", "name"));
             let params = AcquireParams::without_waiting(&hold, 1, lease(n));
-            let _ = harness.step(&kind.acquire(params)).await;
+            let _ = harness.step(&hold.kind.acquire(params)).await;
         }
         Move::Fence { owner, lease: n } => {
-            let kind = Fenced::new("", "name");
-            let hold = hold(owner, kind.clone());
+            let hold = hold(owner, Fenced::new("", "name"));
             let params = AcquireParams::without_waiting(&hold, 1, lease(n));
-            let _ = harness.step(&kind.acquire(params)).await;
+            let _ = harness.step(&hold.kind.acquire(params)).await;
         }
         Move::Number { number } => harness.set_foreign("name", number).await,
         Move::Advance { time: n } => harness.advance(time(n)).await,
@@ -57,22 +57,17 @@ fn lua_and_rules_agree() {
             let _ = harness.step(&Reentrant::new("", "name").force()).await;
         }
         Move::Inspect => {
-            let names = [
-                CandidateKeys::new("name".into()),
-                CandidateKeys::new("none".into()),
-            ];
+            let names = ["name", "none"].map(|name| CandidateKeys::new(name.into()));
             let _ = harness.step(&inspect_names(&names)).await;
         }
     });
 }
 
-impl Comparable for Vec<super::rules::Inspected> {
+impl Comparable for Vec<Inspected> {
     fn comparable(&self) -> String {
-        let rounded = |left: Expiry| {
-            left.duration()
-                .map(|left| (left.as_secs() + 50_000) / 100_000)
-        };
-        let one = |seen: &super::rules::Inspected| match seen {
+        let units = |left: Duration| (left.as_secs() + 50_000) / 100_000;
+        let rounded = |left: Expiry| left.duration().map(units);
+        let one = |seen: &Inspected| match seen {
             Ok(None) => "nothing".to_owned(),
             Err(_) => "something else".to_owned(),
             Ok(Some(ObjectState::Lock {

@@ -27,7 +27,8 @@ use rules::inspect_names;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ObjectState {
-    /// A lock of any kind but the read-write lock. In the store these locks differ only in their additional keys.
+    /// A lock of any kind but the read-write lock. In the store these locks differ only in their
+    /// additional keys.
     #[non_exhaustive]
     Lock {
         /// The holder, if the lock is held.
@@ -45,7 +46,8 @@ pub enum ObjectState {
         /// The readers; one of them may be the writer.
         readers: Vec<Holder>,
     },
-    /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be distinguished.
+    /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be
+    /// distinguished.
     #[non_exhaustive]
     Counter {
         /// The number of available permits, or the count of the latch.
@@ -53,13 +55,15 @@ pub enum ObjectState {
         /// Time until the object expires.
         remaining: Expiry,
     },
-    /// An expirable semaphore with held permits. Without held permits it is an [`ObjectState::Counter`].
+    /// An expirable semaphore with held permits. Without held permits it is an
+    /// [`ObjectState::Counter`].
     #[non_exhaustive]
     ExpirableSemaphore {
         /// Number of available permits.
         available: i64,
-        /// The held permits, as [`ExpirableSemaphore::held_permits`](crate::ExpirableSemaphore::held_permits)
-        /// returns them.
+        /// The held permits, as
+        /// [`ExpirableSemaphore::held_permits`](crate::ExpirableSemaphore::held_permits) returns
+        /// them.
         held: Vec<HeldPermit>,
     },
 }
@@ -72,11 +76,13 @@ pub struct Waiter {
     pub owner: OwnerId,
     /// Time until it loses its position in the queue.
     pub remaining: Expiry,
-    /// What its client has registered about it, if it has: see [`ClientBuilder::registry`](crate::ClientBuilder::registry).
+    /// What its client has registered about it, if it has: see
+    /// [`ClientBuilder::registry`](crate::ClientBuilder::registry).
     pub registered: Option<RegistryEntry>,
 }
 
-/// Inspects the objects with these keys, and returns them in no order. In a cluster it sends one script per slot, all concurrently.
+/// Inspects the objects with these keys, and returns them in no order. In a cluster it sends one
+/// script per slot, all concurrently.
 pub(crate) async fn inspect_keys(
     store: &Store,
     keys: impl Iterator<Item = String>,
@@ -127,56 +133,15 @@ pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Op
     }
 }
 
-/// Adds what the registry of clients says about the holders and waiters of some objects, given with their keys.
+/// Adds what the registry of clients says about the holders and waiters of some objects, given with
+/// their keys.
 pub(crate) async fn look_up<'a>(
     session: &Session,
     objects: impl Iterator<Item = (&'a str, &'a mut ObjectState)>,
 ) {
-    let mut places = Vec::new();
-    for (key, state) in objects {
-        places.extend(state.owners().map(|owner| (key, owner)));
-    }
-    let sought: Vec<_> = places
-        .iter()
-        .map(|(key, owner)| Sought {
-            role: owner.role,
-            key,
-            owner: owner.id,
-            writes: owner.writes,
-        })
-        .collect();
-    let found = session.registration.look_up(&session.store, &sought).await;
-    for ((_, owner), entry) in places.into_iter().zip(found) {
-        *owner.registered = entry;
-    }
-}
-
-/// A holder or waiter of an object, and where its entry belongs.
-struct ObjectOwner<'a> {
-    role: Role,
-    id: &'a OwnerId,
-    writes: bool,
-    registered: &'a mut Option<RegistryEntry>,
-}
-
-impl ObjectOwner<'_> {
-    fn of_holder(holder: &mut Holder, writes: bool) -> ObjectOwner<'_> {
-        ObjectOwner {
-            role: Role::Holds,
-            id: &holder.owner,
-            writes,
-            registered: &mut holder.registered,
-        }
-    }
-
-    fn of_waiter(waiter: &mut Waiter) -> ObjectOwner<'_> {
-        ObjectOwner {
-            role: Role::Waits,
-            id: &waiter.owner,
-            writes: false,
-            registered: &mut waiter.registered,
-        }
-    }
+    let sought = objects.flat_map(|(key, state)| state.owners(key));
+    let registration = &session.registration;
+    registration.look_up(&session.store, sought.collect()).await;
 }
 
 /// The kind of an object, as far as its data in the store shows it: see [`ObjectState::kind`].
@@ -198,8 +163,8 @@ pub enum ObjectKind {
 }
 
 impl ObjectState {
-    /// Returns the kind of this object, as far as its data in the store shows it: a fair lock without
-    /// waiters looks like any other lock.
+    /// Returns the kind of this object, as far as its data in the store shows it: a fair lock
+    /// without waiters looks like any other lock.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectState::Lock { queue, .. } if !queue.is_empty() => ObjectKind::FairLock,
@@ -211,8 +176,8 @@ impl ObjectState {
         }
     }
 
-    /// Returns all holders and waiters that the state names.
-    fn owners(&mut self) -> impl Iterator<Item = ObjectOwner<'_>> {
+    /// Returns all holders and waiters that the state names. `key`: that of the object.
+    pub(crate) fn owners<'a>(&'a mut self, key: &'a str) -> impl Iterator<Item = Sought<'a>> {
         let (writer, holders, queue) = match self {
             ObjectState::Lock { holder, queue, .. } => {
                 (None, holder.as_mut_slice(), &mut queue[..])
@@ -224,10 +189,21 @@ impl ObjectState {
                 (None, &mut [][..], &mut [][..])
             }
         };
-        let holder = |holder| ObjectOwner::of_holder(holder, false);
-        let writer = writer.map(|writer| ObjectOwner::of_holder(writer, true));
-        let holders = writer.into_iter().chain(holders.iter_mut().map(holder));
-        holders.chain(queue.iter_mut().map(ObjectOwner::of_waiter))
+        let sought = move |role, writes, owner, entry| Sought {
+            role,
+            key,
+            owner,
+            writes,
+            entry,
+        };
+        let holder = move |writes, it: &'a mut Holder| {
+            sought(Role::Holds, writes, &it.owner, &mut it.registered)
+        };
+        let waiter =
+            move |it: &'a mut Waiter| sought(Role::Waits, false, &it.owner, &mut it.registered);
+        let writer = writer.into_iter().map(move |it| holder(true, it));
+        let holders = holders.iter_mut().map(move |it| holder(false, it));
+        writer.chain(holders).chain(queue.iter_mut().map(waiter))
     }
 
     /// Returns all holders of a lock: writer and readers, or the single holder.

@@ -28,8 +28,8 @@ pub(super) struct Known {
 /// What is known about the time of a look at an object.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Look {
-    /// Until when the object had surely not been changed since the look before, if that is known. A hold that ended
-    /// before has expired.
+    /// Until when the object had surely not been changed since the look before, if that is known. A
+    /// hold that ended before has expired.
     pub(super) unchanged_until: Option<Instant>,
     /// Whether objects are seen for the first time because the watch has just started.
     pub(super) first: bool,
@@ -69,7 +69,8 @@ impl Known {
         known
     }
 
-    /// Returns when something of it ends next. The store does not report all of that, and not at once.
+    /// Returns when something of it ends next. The store does not report all of that, and not at
+    /// once.
     pub(super) fn next_end(&self) -> End {
         #[cfg(test)]
         LOOKS_AT_ENDS.with(|looks| looks.set(looks.get() + 1));
@@ -87,36 +88,30 @@ impl Known {
         };
         let has_expired = |end: &End| end.is_some_and(|end| look.unchanged_until >= Some(end));
         let mut changes = Vec::new();
-        for (held_by, end) in &self.holds {
-            if !now.holds.contains_key(held_by) {
-                let ended = match has_expired(end) {
-                    true => Change::Expired,
-                    false => Change::Released,
-                };
-                changes.push((before_kind, ended(held_by.clone())));
-            }
+        for (held_by, end) in missing(&self.holds, &now.holds) {
+            let ended = match has_expired(end) {
+                true => Change::Expired,
+                false => Change::Released,
+            };
+            changes.push((before_kind, ended(held_by.clone())));
         }
-        for waiter in self.waiters.keys() {
-            let acquired = now.holds.contains_key(&HeldBy::Owner(waiter.clone()));
-            if !acquired && !now.waiters.contains_key(waiter) {
+        for (waiter, _) in missing(&self.waiters, &now.waiters) {
+            if !now.holds.contains_key(&HeldBy::Owner(waiter.clone())) {
                 changes.push((before_kind, Change::GaveUp(waiter.clone())));
             }
         }
-        for held_by in now.holds.keys() {
-            if !self.holds.contains_key(held_by) {
-                let acquired = match look.first {
-                    true => Change::Held,
-                    false => Change::Acquired,
-                };
-                changes.push((after_kind, acquired(held_by.clone())));
-            }
+        let acquired = match look.first {
+            true => Change::Held,
+            false => Change::Acquired,
+        };
+        for (held_by, _) in missing(&now.holds, &self.holds) {
+            changes.push((after_kind, acquired(held_by.clone())));
         }
-        for waiter in now.waiters.keys() {
-            if !self.waiters.contains_key(waiter) {
-                changes.push((after_kind, Change::Waiting(waiter.clone())));
-            }
+        for (waiter, _) in missing(&now.waiters, &self.waiters) {
+            changes.push((after_kind, Change::Waiting(waiter.clone())));
         }
-        // An expirable semaphore is a counter while no permit is held. Its permits tell more than its number.
+        // An expirable semaphore is a counter while no permit is held. Its permits tell more than
+        // its number.
         let was_counter = self.kind.is_none() || self.value.is_some();
         let value = |known: &Known| known.value.map(|(value, _)| value);
         match value(now) {
@@ -130,6 +125,14 @@ impl Known {
         }
         changes
     }
+}
+
+/// Returns those of `one` that are not in `other`.
+fn missing<'a, K: Ord>(
+    one: &'a BTreeMap<K, End>,
+    other: &'a BTreeMap<K, End>,
+) -> impl Iterator<Item = (&'a K, &'a End)> {
+    one.iter().filter(|(key, _)| !other.contains_key(key))
 }
 
 /// How long after its end something has ended for the store, too: ends are rounded to milliseconds.
@@ -174,7 +177,8 @@ mod tests {
         Some(ObjectState::ExpirableSemaphore { available, held })
     }
 
-    /// Returns what changes between two states. The second is looked at after so long; the first is unchanged until then.
+    /// Returns what changes between two states. The second is looked at after so long; the first is
+    /// unchanged until then.
     fn changes(
         before: Option<ObjectState>,
         now: Option<ObjectState>,

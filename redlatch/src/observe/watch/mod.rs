@@ -202,9 +202,8 @@ impl Watch {
                 Stage::Listing { listing, .. } => {
                     let found = ready!(Pin::new(&mut **listing).poll_next(cx));
                     let read_at = listing.read_at();
-                    found
-                        .transpose()
-                        .map(|found| self.handle_listed(found, read_at))
+                    let found = found.transpose();
+                    found.map(|found| self.handle_listed(found, read_at))
                 }
                 Stage::Following if self.catching_up && self.due.is_empty() => {
                     (self.catching_up, self.started) = (false, true);

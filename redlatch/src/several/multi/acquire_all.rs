@@ -1,5 +1,5 @@
-//! The step that acquires several objects or none. It is composed of the members' own steps, both in
-//! Lua and in Rust.
+//! The step that acquires several objects or none. It is composed of the members' own steps, both
+//! in Lua and in Rust.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -35,6 +35,16 @@ pub(crate) fn acquire_all(parts: Vec<Part<'_>>) -> Step<'_, AllOrNone<u64>> {
         move |reply| decode(&decoded, reply),
         move |keyspace| apply(&parts, keyspace),
     )
+}
+
+/// Acquires one object with its own script.
+pub(crate) fn alone(acquire: Step<'_, Outcome>) -> Step<'_, AllOrNone<u64>> {
+    acquire.map(|outcome| {
+        Ok(match outcome {
+            Outcome::Done(token) => AllOrNone::Acquired(vec![token]),
+            Outcome::Wait(left) => AllOrNone::Blocked(0, left),
+        })
+    })
 }
 
 /// Adds one call of a member's script: its number, the counts of its keys and arguments, and these.

@@ -1,8 +1,9 @@
 //! Acquires all members or none, and waits for the member that blocks while holding nothing.
 //!
-//! 1. Split the members, in their global order, into batches that one script can acquire. If a member
-//!    already has a local queue of waiters, go to 4 with that member.
-//! 2. Acquire the batches one after the other, without waiting for locks. If all succeed, return them.
+//! 1. Split the members, in their global order, into batches that one script can acquire. If a
+//!    member already has a local queue of waiters, go to 4 with that member.
+//! 2. Acquire the batches one after the other, without waiting for locks. If all succeed, return
+//!    them.
 //! 3. If a member is held by another owner, release everything that this attempt acquired.
 //! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
 //!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
@@ -12,11 +13,12 @@
 //! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
 //!
 //! No livelock: during an attempt, a request may briefly hold some locks and thereby refuse another
-//! attempt. All requests acquire the locks in the same order. Of all locks that are held so briefly,
-//! consider the last one in that order: its holder can only be refused by an owner that has
-//! acquired all of its locks. So attempts cannot make each other fail forever. They can refuse each other
-//! many times while a later lock is held for long, and delay those that wait for an earlier one. So a
-//! request that goes from queue to queue in a short time pauses in between, for longer each time.
+//! attempt. All requests acquire the locks in the same order. Of all locks that are held so
+//! briefly, consider the last one in that order: its holder can only be refused by an owner that
+//! has acquired all of its locks. So attempts cannot make each other fail forever. They can refuse
+//! each other many times while a later lock is held for long, and delay those that wait for an
+//! earlier one. So a request that goes from queue to queue in a short time pauses in between, for
+//! longer each time.
 
 use std::future::{Future as _, poll_fn};
 use std::ops::Range;
@@ -28,18 +30,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::acquire_all::{Part, acquire_all};
+use super::acquire_all::{Part, acquire_all, alone};
 use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
 use crate::error::Result;
 use crate::hold::{AcquireParams, PeriodId, QueueKind};
 use crate::join::Boxed;
-use crate::lease::{Expiry, Lease};
+use crate::lease::Lease;
 use crate::locks::HoldGuard;
 use crate::session::{AllOrNone, HoldRef, RequestedHold, Terms};
 use crate::several::Member;
-use crate::step::Outcome;
+use crate::step::{Outcome, Step};
 use crate::store::Progress;
 use crate::wait::{Attempt, Request};
 
@@ -67,7 +69,8 @@ pub(super) struct MultiLockRequest<'a> {
     acquired_all: bool,
     /// Number of pauses since the request has been waiting for that member.
     tries: u32,
-    /// When the request last switched to another member's queue, and how often it did so shortly before.
+    /// When the request last switched to another member's queue, and how often it did so shortly
+    /// before.
     last_switch: Option<(Instant, u32)>,
     /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
     attempt_runs: Arc<AtomicBool>,
@@ -85,23 +88,27 @@ impl<'a> RequestedMember<'a> {
         self.member.lock.kind.channel(&self.hold_ref.hold)
     }
 
-    fn params(&self, count: u32, waits: bool) -> AcquireParams<'a> {
-        AcquireParams {
+    /// Returns the step that acquires it once more than the owner holds it.
+    fn acquire(&self, held: u32, waits: bool) -> Step<'a, Outcome> {
+        let count = held + 1;
+        self.member.lock.kind.acquire(AcquireParams {
             hold: &self.hold_ref.hold,
             count,
             lease: self.hold_ref.lease(self.terms, count, Instant::now()),
             waits,
             request_number: 0,
-        }
+        })
     }
-}
 
-/// The result of a turn in a member's queue.
-pub(super) enum QueueResult {
-    /// All members were acquired.
-    Acquired(Vec<HeldMember>),
-    /// Another member blocks now.
-    BlockedBy(usize),
+    /// Returns the same as a part of a step for several members, if it can be one.
+    fn part(&self, held: u32, waits: bool) -> Option<Part<'a>> {
+        let hold = &*self.hold_ref.hold;
+        Some(Part {
+            name: self.member.name(),
+            undo: hold.kind.undo(hold, held)?,
+            acquire: self.acquire(held, waits),
+        })
+    }
 }
 
 impl<'a> MultiLockRequest<'a> {
@@ -144,17 +151,18 @@ impl<'a> MultiLockRequest<'a> {
         })
     }
 
-    fn blocking_member(&self) -> Option<&RequestedMember<'a>> {
-        self.members.get(self.blocking_member?)
+    /// Returns the member in whose queue the request is; the first one if it is in none.
+    fn waited_for(&self) -> &RequestedMember<'a> {
+        &self.members[self.blocking_member.unwrap_or_default()]
     }
 
     /// Waits for another member from now on, and removes the store's record of this waiter at the
     /// previous member. If an attempt is in flight, the step that settles it does so.
     fn switch_to(&mut self, other: Option<usize>) {
+        let left = self.waited_for();
         let is_settled = self.member_in_flight && self.progress.was_sent();
         if self.may_be_registered
             && !is_settled
-            && let Some(left) = self.blocking_member()
             && let Some(ttl) = left.member.lock.kind.waiter_ttl()
         {
             let terms = left.terms.waiting(Some(ttl));
@@ -167,10 +175,10 @@ impl<'a> MultiLockRequest<'a> {
 
     /// Pauses if the request has just come from another member's queue, too.
     async fn pause_before_switch(&mut self) {
-        let before = self
-            .last_switch
-            .filter(|(at, _)| at.elapsed() < QUICK_SWITCH);
-        let quick_switches = before.map_or(0, |(_, quick_switches)| quick_switches + 1);
+        let quick_switches = match self.last_switch {
+            Some((at, quick_switches)) if at.elapsed() < QUICK_SWITCH => quick_switches + 1,
+            _ => 0,
+        };
         if let Some(pauses) = quick_switches.checked_sub(1) {
             let all = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
             tokio::time::sleep(all.pause(pauses)).await;
@@ -178,12 +186,8 @@ impl<'a> MultiLockRequest<'a> {
         self.last_switch = Some((Instant::now(), quick_switches));
     }
 
-    /// Tries once. Returns all held members, or the blocking member and how long it may be held; then
-    /// nothing is held.
-    async fn try_all(
-        &mut self,
-        subscribe: bool,
-    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
+    /// Tries once. If a member blocks, nothing is held.
+    async fn try_all(&mut self, subscribe: bool) -> Result<AllOrNone<HeldMember>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
         loop {
             let in_slots = self.members_in_slots();
@@ -201,10 +205,7 @@ impl<'a> MultiLockRequest<'a> {
         slots.count()
     }
 
-    async fn try_batches(
-        &mut self,
-        subscribe: bool,
-    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
+    async fn try_batches(&mut self, subscribe: bool) -> Result<AllOrNone<HeldMember>> {
         self.acquired_all = false;
         let mut held_members = Vec::with_capacity(self.members.len());
         for batch in batches(&self.members) {
@@ -214,91 +215,66 @@ impl<'a> MultiLockRequest<'a> {
             let result = self.acquire_batch(batch.clone(), subscribe).await;
             self.member_in_flight = false;
             self.may_be_registered |= requests_member && self.progress.was_sent();
-            let tokens = match result {
-                Ok(AllOrNone::Acquired(tokens)) => tokens,
-                Ok(AllOrNone::Blocked(i, left)) => {
-                    let _ = release_all(held_members).await;
-                    return Ok(Err((batch.start + i, left)));
+            let refused = match result {
+                Ok(AllOrNone::Acquired(tokens)) => {
+                    for (one, token) in self.members[batch].iter().zip(tokens) {
+                        let held = HoldGuard::new(one.hold_ref.clone(), one.terms);
+                        held_members.push(HeldMember { held, token });
+                    }
+                    continue;
                 }
-                Err(error) => {
-                    let _ = release_all(held_members).await;
-                    return Err(error);
-                }
+                Ok(AllOrNone::Blocked(i, left)) => Ok(AllOrNone::Blocked(batch.start + i, left)),
+                Err(error) => Err(error),
             };
-            for (one, token) in self.members.iter().skip(batch.start).zip(tokens) {
-                let held = HoldGuard::new(one.hold_ref.clone(), one.terms);
-                held_members.push(HeldMember { held, token });
-            }
+            let _ = release_all(held_members).await;
+            return refused;
         }
         self.may_be_registered = false;
         self.acquired_all = true;
-        Ok(Ok(held_members))
+        Ok(AllOrNone::Acquired(held_members))
     }
 
-    /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
+    /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member
+    /// that is waited for.
     async fn acquire_batch(&self, batch: Range<usize>, subscribe: bool) -> Result<AllOrNone<u64>> {
         let is_blocking = |i: usize| self.blocking_member == Some(i);
-        let each = || {
-            let all = self.members.iter().enumerate();
-            all.skip(batch.start).take(batch.len())
-        };
-        let requested = |i, one: &RequestedMember<'a>| {
-            let waiter_ttl = one.member.lock.kind.waiter_ttl();
-            RequestedHold {
-                hold_ref: one.hold_ref,
-                terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
-                // They begin when all members are held.
-                limits: None,
-                request_number: 0,
-            }
-        };
+        let each = || batch.clone().zip(&self.members[batch.clone()]);
+        let holds: Vec<_> = each()
+            .map(|(i, one)| {
+                let waiter_ttl = one.member.lock.kind.waiter_ttl();
+                RequestedHold {
+                    hold_ref: one.hold_ref,
+                    terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
+                    // They begin when all members are held.
+                    limits: None,
+                    request_number: 0,
+                }
+            })
+            .collect();
         let channel = each()
             .find(|&(i, _)| subscribe && is_blocking(i))
             .map(|(_, one)| one.channel());
-        let Some((i, first)) = each().next() else {
-            return Ok(AllOrNone::Acquired(Vec::new()));
-        };
-        if batch.len() == 1 {
-            let step = |_, count| {
-                first
-                    .member
-                    .lock
-                    .kind
-                    .acquire(first.params(count, is_blocking(i)))
-            };
-            let requested = requested(i, first);
-            let outcome = requested.try_acquire(channel, self.progress, step).await?;
-            return Ok(match outcome {
-                Outcome::Done(token) => AllOrNone::Acquired(vec![token]),
-                Outcome::Wait(left) => AllOrNone::Blocked(0, left),
-            });
-        }
-        let holds: Vec<_> = each().map(|(i, one)| requested(i, one)).collect();
-        let step = |held: &[u32]| {
-            let parts = each().zip(held).filter_map(|((i, one), &held)| {
-                let hold = &*one.hold_ref.hold;
-                let params = one.params(held + 1, is_blocking(i));
-                Some(Part {
-                    name: one.member.name(),
-                    acquire: one.member.lock.kind.acquire(params),
-                    undo: hold.kind.undo(hold, held)?,
-                })
-            });
-            acquire_all(parts.collect())
+        let step = |held: &[u32]| match *held {
+            [held] => alone(self.members[batch.start].acquire(held, is_blocking(batch.start))),
+            _ => {
+                let parts = each().zip(held);
+                let parts = parts.filter_map(|((i, one), &held)| one.part(held, is_blocking(i)));
+                acquire_all(parts.collect())
+            }
         };
         let blocked = |reply: &AllOrNone<u64>| match reply {
             AllOrNone::Acquired(_) => None,
             AllOrNone::Blocked(i, _) => Some(*i),
         };
-        let session = first.member.session();
+        let session = self.members[batch.start].member.session();
         session
             .try_acquire(&holds, channel, self.progress, step, blocked)
             .await
     }
 }
 
-/// Returns the batches of adjacent members that one script can acquire: of one client, so also in one
-/// store, and of one slot there.
+/// Returns the batches of adjacent members that one script can acquire: of one client, so also in
+/// one store, and of one slot there.
 fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
@@ -322,8 +298,8 @@ fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
     batches
 }
 
-/// Waits until the owner has a hold period that started after `since`, through an acquisition other than
-/// the current attempt.
+/// Waits until the owner has a hold period that started after `since`, through an acquisition other
+/// than the current attempt.
 async fn held_through_another(
     hold_ref: &HoldRef,
     since: Option<PeriodId>,
@@ -370,19 +346,16 @@ impl Request for MultiLockRequest<'_> {
                 self.switch_to(None);
                 since = Some(PeriodId::latest());
                 match self.try_all(false).await? {
-                    Ok(held_members) => return Ok(Some(held_members)),
-                    Err(_) if !waits => return Ok(None),
-                    Err((i, _)) => blocking = Some(i),
+                    AllOrNone::Acquired(held_members) => return Ok(Some(held_members)),
+                    AllOrNone::Blocked(..) if !waits => return Ok(None),
+                    AllOrNone::Blocked(i, _) => blocking = Some(i),
                 }
                 continue;
             };
             self.switch_to(Some(i));
-            let Some(&RequestedMember {
+            let RequestedMember {
                 member, hold_ref, ..
-            }) = self.members.get(i)
-            else {
-                return Ok(None);
-            };
+            } = self.members[i];
             let attempt_runs = self.attempt_runs.clone();
             let result = tokio::select! {
                 biased;
@@ -394,8 +367,8 @@ impl Request for MultiLockRequest<'_> {
                 }
             };
             match result {
-                QueueResult::Acquired(held_members) => return Ok(Some(held_members)),
-                QueueResult::BlockedBy(i) => {
+                AllOrNone::Acquired(held_members) => return Ok(Some(held_members)),
+                AllOrNone::Blocked(i, _) => {
                     self.switch_to(None);
                     self.pause_before_switch().await;
                     blocking = Some(i);
@@ -406,29 +379,25 @@ impl Request for MultiLockRequest<'_> {
 }
 
 impl Attempt for MultiLockRequest<'_> {
-    type Grant = QueueResult;
+    /// All members, or another member that blocks now.
+    type Grant = AllOrNone<HeldMember>;
 
     fn channel(&self) -> &str {
-        let member = self.members.get(self.blocking_member.unwrap_or_default());
-        member.map_or("", RequestedMember::channel)
+        self.waited_for().channel()
     }
 
     fn object(&self) -> &str {
-        self.blocking_member()
-            .map_or("", |one| one.hold_ref.hold.object.identity())
+        self.waited_for().hold_ref.hold.object.identity()
     }
 
     fn queue_kind(&self) -> QueueKind {
-        self.blocking_member().map_or(QueueKind::Exclusive, |one| {
-            one.member.lock.kind.spec().queue
-        })
+        self.waited_for().member.lock.kind.spec().queue
     }
 
-    async fn send(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<AllOrNone<HeldMember>>> {
         Ok(match self.try_all(subscribe).await? {
-            Ok(held_members) => Outcome::Done(QueueResult::Acquired(held_members)),
-            Err((i, left)) if self.blocking_member == Some(i) => Outcome::Wait(left),
-            Err((i, _)) => Outcome::Done(QueueResult::BlockedBy(i)),
+            AllOrNone::Blocked(i, left) if self.blocking_member == Some(i) => Outcome::Wait(left),
+            done => Outcome::Done(done),
         })
     }
 
@@ -442,30 +411,26 @@ impl Attempt for MultiLockRequest<'_> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let one = self.blocking_member().filter(|_| self.acquired_all)?;
+        let one = self.waited_for();
         // A spin lock publishes nothing when it is released.
         let publishes = one.member.lock.kind.spec().excludes_waiters();
-        publishes.then(|| one.terms.lease.duration())
+        (self.acquired_all && publishes).then(|| one.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        let member = self.blocking_member()?.member;
         self.tries = self.tries.saturating_add(1);
-        member.lock.kind.pause(self.tries - 1)
+        let kind = &self.waited_for().member.lock.kind;
+        kind.pause(self.tries - 1)
     }
 
     fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
-        let register = self.blocking_member().map(|one| one.hold_ref.registrar());
-        |since| register?(since)
+        self.waited_for().hold_ref.registrar()
     }
 
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
-        let blocking = self.blocking_member();
-        let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
-        |since| match blocking {
-            Some((member, waiting)) => member.lock.clone().report(waiting, since),
-            None => Box::pin(std::future::ready(())),
-        }
+        let one = self.waited_for();
+        let (lock, waiting) = (one.member.lock.clone(), one.hold_ref.hold.clone());
+        |since| lock.report(waiting, since)
     }
 }
 

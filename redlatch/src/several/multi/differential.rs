@@ -1,21 +1,21 @@
-//! Compares Lua and rules of acquiring several objects over random histories: mixed kinds, some held
-//! by other owners, some of a wrong kind, with the objects acquired so far undone.
+//! Compares Lua and rules of acquiring several objects over random histories: mixed kinds, some
+//! held by other owners, some of a wrong kind, with the objects acquired so far undone.
 
 use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::acquire_all::{Part, acquire_all as acquire_all_step};
-use crate::hold::HoldKind as _;
 use crate::hold::{AcquireParams, Hold};
+use crate::lease::Lease;
 use crate::locks::Reentrant;
 use crate::locks::fenced::Fenced;
 use crate::locks::reentrant::rules::force;
 use crate::locks::spin::Spin;
 use crate::session::AllOrNone;
+use crate::step::Outcome;
 use crate::step::differential::{
     Comparable, Differential, assert_equivalent, assert_reached, hold, lease, time,
 };
-use crate::step::{Outcome, Step};
 
 /// The locks: some re-entrant, some fenced, some spin locks.
 const NAMES: u8 = 5;
@@ -61,36 +61,23 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-enum Kind {
-    Reentrant(Reentrant),
-    Fenced(Fenced),
-    Spin(Spin),
+/// Returns the hold of an owner on one of the locks.
+fn hold_of(owner: u8, name: u8) -> Hold {
+    let full = format!("name-{name}");
+    match name % 3 {
+        0 => hold(owner, Reentrant::new("", &full)),
+        1 => hold(owner, Fenced::new("", &full)),
+        _ => hold(owner, Spin::new("", &full)),
+    }
 }
 
-impl Kind {
-    fn new(name: u8) -> Kind {
-        let full = format!("name-{name}");
-        match name % 3 {
-            0 => Kind::Reentrant(Reentrant::new("", &full)),
-            1 => Kind::Fenced(Fenced::new("", &full)),
-            _ => Kind::Spin(Spin::new("", &full)),
-        }
-    }
-
-    fn hold(&self, owner: u8) -> Hold {
-        match self {
-            Kind::Reentrant(kind) => hold(owner, kind.clone()),
-            Kind::Fenced(kind) => hold(owner, kind.clone()),
-            Kind::Spin(kind) => hold(owner, kind.clone()),
-        }
-    }
-
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
-        match self {
-            Kind::Reentrant(kind) => kind.acquire(params),
-            Kind::Fenced(kind) => kind.acquire(params),
-            Kind::Spin(kind) => kind.acquire(params),
-        }
+/// Returns the part of a step that acquires a lock up to this count.
+fn part(hold: &Hold, count: u32, lease: Lease) -> Part<'_> {
+    let params = AcquireParams::without_waiting(hold, count, lease);
+    Part {
+        name: hold.object.name(),
+        acquire: hold.kind.acquire(params),
+        undo: hold.kind.undo(hold, count - 1).unwrap(),
     }
 }
 
@@ -121,18 +108,13 @@ async fn acquire_all(
     all: &[(u8, u32)],
     (n, before): (u32, u32),
 ) {
-    let kinds: Vec<_> = all.iter().map(|&(name, _)| Kind::new(name)).collect();
-    let holds: Vec<_> = kinds.iter().map(|kind| kind.hold(owner)).collect();
+    let holds: Vec<_> = all.iter().map(|&(name, _)| hold_of(owner, name)).collect();
     for hold in &holds {
         let end = Instant::now() + lease(before).duration();
         hold.add_guard(end, false, None).unwrap();
     }
-    let locks = kinds.iter().zip(&holds).zip(all);
-    let parts = locks.map(|((kind, hold), &(_, count))| Part {
-        name: hold.object.name(),
-        acquire: kind.acquire(AcquireParams::without_waiting(hold, count, lease(n))),
-        undo: hold.kind.undo(hold, count - 1).unwrap(),
-    });
+    let parts = holds.iter().zip(all);
+    let parts = parts.map(|(hold, &(_, count))| part(hold, count, lease(n)));
     match harness.step(&acquire_all_step(parts.collect())).await {
         Ok(AllOrNone::Acquired(tokens)) => {
             assert_eq!(tokens.len(), all.len());
@@ -157,12 +139,11 @@ fn lua_and_rules_agree() {
             acquire_all(harness, &mut seen, *owner, all, (*lease, *before)).await;
         }
         Move::Release { owner, name, keep } => {
-            let hold = Kind::new(*name).hold(*owner);
-            let _ = harness.release(&hold, *keep, 0).await;
+            let _ = harness.release(&hold_of(*owner, *name), *keep, 0).await;
         }
         Move::Advance { time: n } => harness.advance(time(*n)).await,
         Move::Force { name } => {
-            let object = &Kind::new(*name).hold(0).object;
+            let object = &hold_of(0, *name).object;
             let _ = harness.step(&force(object)).await;
         }
         Move::SetForeign { name } => harness.set_foreign(&format!("name-{name}"), 5).await,
@@ -175,13 +156,8 @@ fn lua_and_rules_agree() {
 #[test]
 fn same_kinds_share_one_script() {
     let script = |names: &[u8]| {
-        let kinds: Vec<_> = names.iter().map(|&name| Kind::new(name)).collect();
-        let holds: Vec<_> = kinds.iter().map(|kind| kind.hold(0)).collect();
-        let parts = kinds.iter().zip(&holds).map(|(kind, hold)| Part {
-            name: hold.object.name(),
-            acquire: kind.acquire(AcquireParams::without_waiting(hold, 1, lease(1))),
-            undo: hold.kind.undo(hold, 0).unwrap(),
-        });
+        let holds: Vec<_> = names.iter().map(|&name| hold_of(0, name)).collect();
+        let parts = holds.iter().map(|hold| part(hold, 1, lease(1)));
         acquire_all_step(parts.collect()).script().source()
     };
     assert_eq!(script(&[0, 1]), script(&[4, 3, 0]));

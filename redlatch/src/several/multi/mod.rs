@@ -19,7 +19,9 @@ use crate::locks::{Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, Try
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::KeyLayout;
 use crate::owner::Owner;
-use crate::several::{Member, request_metrics, shortest_outage_limit, validated};
+use crate::several::{
+    Member, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+};
 use crate::store::Progress;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
@@ -33,7 +35,8 @@ use crate::store::Progress;
 /// (`{account}:1`, `{account}:2`).
 ///
 /// The order is by slot in a cluster, by key and then by the store's address. So clients that lock
-/// the same name on several servers should use the same addresses. A lock that is named twice is acquired once.
+/// the same name on several servers should use the same addresses. A lock that is named twice is
+/// acquired once.
 ///
 /// # When not to use it
 ///
@@ -126,7 +129,8 @@ impl MultiLock {
         self.lock().run(work).await
     }
 
-    /// Returns whether `owner` holds all locks, each through its member's client, according to the stores.
+    /// Returns whether `owner` holds all locks, each through its member's client, according to the
+    /// stores.
     ///
     /// # Errors
     ///
@@ -166,14 +170,9 @@ impl AcquireOnce for MultiLock {
         let (lease, named) = (options.lease()?, options.owner()?);
         let hold_limits = options.hold_limits()?;
         let members = in_global_order(&self.members)?;
-        let Some(first) = members.first() else {
-            return Ok(None);
-        };
-        let waiting = &first.session().waiting;
+        let waiting = &members[0].session().waiting;
         let limits = options.limits(shortest_outage_limit(&members));
-        for member in &members {
-            member.session().background.remember_runtime()?;
-        }
+        remember_runtime(&members)?;
         loop {
             let owner = named.unwrap_or_else(Owner::anonymous);
             let hold_refs: Result<Vec<_>> =
@@ -183,18 +182,12 @@ impl AcquireOnce for MultiLock {
                 options.set_note(&one.hold);
                 one.hold.state().acquires_again = true;
             }
-            let span = tracing::debug_span!(
-                "acquire",
-                lock = first.object().full_name(),
-                members = members.len(),
-                owner = owner.number()
-            );
             let progress = Progress::default();
             let acquired = async {
                 let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);
                 waiting.within(&limits, &progress, &mut request).await
             };
-            match acquired.instrument(span).await {
+            match acquired.instrument(span(&members, owner)).await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. })
                     if named.is_some() && hold_refs.iter().any(|one| one.hold.loss().is_some()) => {

@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -31,8 +30,8 @@ pub(super) enum MemberStatus {
     Missing,
 }
 
-/// Returns whether a member that has just been granted counts. `confirmed`: which members are held, also as their stores have
-/// confirmed after that.
+/// Returns whether a member that has just been granted counts. `confirmed`: which members are held,
+/// also as their stores have confirmed after that.
 pub(super) fn counts(granted: usize, confirmed: &[bool]) -> bool {
     let others = confirmed.iter().enumerate();
     let held = others.filter(|(i, held)| *i != granted && **held).count();
@@ -40,34 +39,52 @@ pub(super) fn counts(granted: usize, confirmed: &[bool]) -> bool {
 }
 
 /// A RedLock that a majority granted.
-pub(crate) struct HeldMajority {
-    pub(super) owner: Owner,
-    pub(super) majority: Arc<Majority>,
-}
+pub(crate) struct HeldMajority(pub(super) Arc<Majority>);
 
 /// The members of a RedLock that is held, and whether a majority of them is.
 pub(super) struct Majority {
-    members: Mutex<Vec<MemberHold>>,
+    pub(super) owner: Owner,
     /// How long one member may take to answer.
-    member_timeout: Duration,
-    state: AtomicU8,
+    pub(super) member_timeout: Duration,
+    state: Mutex<State>,
     /// Notified when a member was acquired again, and at the end.
     changed: Notify,
-    /// The requests for missing members, by member, which may have ended. A flush waits for none
-    /// while the lock is held, because members that are down are requested without end. The end of
-    /// the lock cancels them; then a flush waits until they are settled.
-    requests: Mutex<Vec<Option<WorkRef>>>,
+}
+
+struct State {
+    phase: Phase,
+    members: Vec<MemberHold>,
     /// The limits of this lock, which also count for members that are acquired again.
-    limits: Mutex<Option<RunningLimits>>,
+    limits: Option<RunningLimits>,
+}
+
+/// Whether the lock is held. It ends once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Held,
+    Lost,
+    Released,
 }
 
 /// A member, and its hold if it granted the lock. The hold may be lost.
 pub(super) struct MemberHold {
-    pub(super) member: Member,
-    pub(super) held: Option<HoldGuard>,
+    member: Member,
+    held: Option<HoldGuard>,
+    /// The latest request for the member while it was missing, which may have ended. A flush does
+    /// not wait for it while the lock is held, because members that are down are requested without
+    /// end. The end of the lock cancels it; then a flush waits until it is settled.
+    request: Option<WorkRef>,
 }
 
 impl MemberHold {
+    pub(super) fn new(member: Member, held: Option<HoldGuard>) -> MemberHold {
+        MemberHold {
+            member,
+            held,
+            request: None,
+        }
+    }
+
     fn hold(&self) -> Option<&Arc<Hold>> {
         self.held.as_ref().map(HoldGuard::hold)
     }
@@ -80,8 +97,8 @@ impl MemberHold {
         }
     }
 
-    /// Returns how long its hold is valid. It may have been acquired for longer, before or since: clocks have had that long to
-    /// drift.
+    /// Returns how long its hold is valid. It may have been acquired for longer, before or since:
+    /// clocks have had that long to drift.
     fn valid_for(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, |held| {
             let longest = held.hold().state().period.longest;
@@ -91,61 +108,84 @@ impl MemberHold {
     }
 }
 
-const HELD: u8 = 0;
-const LOST: u8 = 1;
-const RELEASED: u8 = 2;
-
 /// How much earlier a lease may end on a server than here: 1 % for clocks that run at different
 /// speeds, and 2 ms for what Redis truncates, as the algorithm's description specifies.
 pub(super) fn clock_drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
+/// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
+/// leases.
+pub(super) fn quorum_valid_for(members: &[MemberHold]) -> Duration {
+    let mut each: Vec<_> = members.iter().map(MemberHold::valid_for).collect();
+    each.sort_unstable_by(|one, other| other.cmp(one));
+    each[quorum(each.len()) - 1]
+}
+
+/// Takes the holds of the members.
+pub(super) fn take_holds(members: &mut [MemberHold]) -> Vec<HoldGuard> {
+    let held = members.iter_mut().filter_map(|one| one.held.take());
+    held.collect()
+}
+
+impl State {
+    fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
+        self.members.iter().filter_map(MemberHold::hold)
+    }
+
+    /// Returns the hold of a member and why the lock was lost.
+    fn first_loss(&self) -> Option<(Arc<Hold>, Loss)> {
+        let losses = || self.holds().filter_map(|hold| hold.loss());
+        let is_missing = losses().find(|loss| *loss == Loss::NotHeld);
+        let reason = is_missing.or_else(|| losses().find(|loss| loss.is_at_limit()));
+        let reason = reason.unwrap_or(Loss::LeaseEnded);
+        Some((self.holds().next()?.clone(), reason))
+    }
+}
+
 impl Majority {
-    pub(super) fn new(members: Vec<MemberHold>, member_timeout: Duration) -> Majority {
+    pub(super) fn new(
+        owner: Owner,
+        members: Vec<MemberHold>,
+        member_timeout: Duration,
+    ) -> Majority {
         Majority {
-            members: Mutex::new(members),
+            owner,
             member_timeout,
-            state: AtomicU8::new(HELD),
+            state: Mutex::new(State {
+                phase: Phase::Held,
+                members,
+                limits: None,
+            }),
             changed: Notify::new(),
-            requests: Mutex::default(),
-            limits: Mutex::default(),
         }
     }
 
-    /// Records a request for a missing member.
-    pub(super) fn begin_request(&self, i: usize) -> RunningWork {
-        let member = self.member(i);
-        let running = member.session().background.begin(member.object());
+    /// Records a request for a missing member, and returns the member.
+    pub(super) fn begin_request(&self, i: usize) -> (Member, RunningWork) {
+        let state = &mut *self.state.lock();
+        let one = &mut state.members[i];
+        let running = one.member.session().background.begin(one.member.object());
         let work = running.to_ref();
-        let mut requests = self.requests.lock();
-        if self.state.load(Ordering::SeqCst) == HELD {
+        if state.phase == Phase::Held {
             work.needless();
         }
-        let members = requests.len().max(i + 1);
-        requests.resize(members, None);
-        requests[i] = Some(work);
-        running
+        one.request = Some(work);
+        (one.member.clone(), running)
     }
 
-    /// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
-    /// leases.
-    pub(super) fn quorum_valid_for(&self) -> Duration {
-        let members = self.members.lock();
-        let mut each: Vec<_> = members.iter().map(MemberHold::valid_for).collect();
-        each.sort_unstable_by(|one, other| other.cmp(one));
-        let valid = each.get(quorum(each.len()) - 1);
-        valid.copied().unwrap_or_default()
-    }
-
-    /// The same, unless the lock is lost or released. A loss is permanent.
+    /// Returns how long a quorum of the holds is valid now; zero if the lock is lost or released. A
+    /// loss is permanent.
     pub(super) fn valid_for(&self) -> Duration {
-        if self.state.load(Ordering::SeqCst) != HELD {
-            return Duration::ZERO;
-        }
-        let valid = self.quorum_valid_for();
+        let valid = {
+            let state = self.state.lock();
+            if state.phase != Phase::Held {
+                return Duration::ZERO;
+            }
+            quorum_valid_for(&state.members)
+        };
         if valid.is_zero() {
-            self.end(LOST);
+            self.end(Phase::Lost);
         }
         valid
     }
@@ -155,51 +195,46 @@ impl Majority {
         let _ = self.valid_for();
     }
 
-    /// Returns what is known about each member, and the holds that counted as held. One of them may be lost since.
+    /// Returns what is known about each member, and the holds that counted as held. One of them may
+    /// be lost since.
     pub(super) fn status(&self) -> (Vec<MemberStatus>, Vec<Arc<Hold>>) {
-        let members = self.members.lock();
-        let statuses: Vec<_> = members.iter().map(MemberHold::status).collect();
-        let held = members
-            .iter()
-            .zip(&statuses)
-            .filter(|(_, status)| **status == MemberStatus::Held);
+        let state = self.state.lock();
+        let statuses: Vec<_> = state.members.iter().map(MemberHold::status).collect();
+        let each = state.members.iter().zip(&statuses);
+        let held = each.filter(|(_, status)| **status == MemberStatus::Held);
         let holds = held.filter_map(|(one, _)| one.hold().cloned()).collect();
         (statuses, holds)
     }
 
-    pub(super) fn member(&self, i: usize) -> Member {
-        self.members.lock()[i].member.clone()
-    }
-
     /// Returns the members that are held, and their holds; `None` for the others.
     pub(super) fn held(&self) -> Vec<Option<(Member, HoldRef)>> {
-        let members = self.members.lock();
         let held = |one: &MemberHold| {
-            let hold_ref = || Some(one.held.as_ref()?.hold_ref.clone());
+            let held = one.held.as_ref()?;
             let is_held = one.status() == MemberStatus::Held;
-            Some(one.member.clone()).zip(hold_ref().filter(|_| is_held))
+            is_held.then(|| (one.member.clone(), held.hold_ref.clone()))
         };
-        members.iter().map(held).collect()
+        self.state.lock().members.iter().map(held).collect()
     }
 
-    /// Adds a member that was acquired again, if it [`counts`] and the lock has not ended. Else it is released.
+    /// Adds a member that was acquired again, if it [`counts`] and the lock has not ended. Else it
+    /// is released.
     pub(super) fn add(&self, i: usize, granted: HoldGuard, confirmed: &[bool]) {
         let dropped = {
-            let mut members = self.members.lock();
-            let statuses: Vec<_> = members.iter().map(MemberHold::status).collect();
-            let is_held =
-                |(status, confirmed): (&_, &_)| *status == MemberStatus::Held && *confirmed;
-            let held: Vec<_> = statuses.iter().zip(confirmed).map(is_held).collect();
-            if self.state.load(Ordering::SeqCst) == HELD && counts(i, &held) {
-                if let Some(limits) = &*self.limits.lock() {
+            let state = &mut *self.state.lock();
+            let each = state.members.iter().zip(confirmed);
+            let held =
+                each.map(|(one, confirmed)| *confirmed && one.status() == MemberStatus::Held);
+            let held: Vec<_> = held.collect();
+            if state.phase == Phase::Held && counts(i, &held) {
+                if let Some(limits) = &state.limits {
                     granted.hold().state().period.add_running_limits(limits);
                     let watchdog = &granted.hold_ref.session.watchdog;
                     watchdog.watch(granted.hold());
                 }
-                let (hold, of) = (granted.hold(), members.len());
+                let (hold, of) = (granted.hold(), state.members.len());
                 tracing::info!(lock = hold.object.full_name(), owner = %hold.field, of,
                     "a member of a RedLock was acquired again");
-                members[i].held.replace(granted)
+                state.members[i].held.replace(granted)
             } else {
                 Some(granted)
             }
@@ -209,31 +244,27 @@ impl Majority {
         self.changed.notify_waiters();
     }
 
-    /// Takes the holds of the members.
-    pub(super) fn take(&self) -> Vec<HoldGuard> {
-        let mut members = self.members.lock();
-        members
-            .iter_mut()
-            .filter_map(|one| one.held.take())
-            .collect()
+    /// Releases the lock, unless it is lost. Returns the holds of the members.
+    fn release(&self) -> Vec<HoldGuard> {
+        self.end(Phase::Released);
+        take_holds(&mut self.state.lock().members)
     }
 
-    /// Sets the final state, once.
-    fn end(&self, how: u8) {
-        {
-            // Held until they count, so that no other task sees the end before.
-            let mut requests = self.requests.lock();
-            let ended = self
-                .state
-                .compare_exchange(HELD, how, Ordering::SeqCst, Ordering::SeqCst);
-            if ended.is_err() {
+    /// Sets the final phase, once.
+    fn end(&self, phase: Phase) {
+        let loss = {
+            let state = &mut *self.state.lock();
+            if state.phase != Phase::Held {
                 return;
             }
-            requests.drain(..).flatten().for_each(|work| work.awaited());
-        }
-        if how == LOST
-            && let Some((hold, loss)) = self.first_loss()
-        {
+            state.phase = phase;
+            let requests = state.members.iter_mut();
+            let requests = requests.filter_map(|one| one.request.take());
+            requests.for_each(|work| work.awaited());
+            let is_lost = phase == Phase::Lost;
+            is_lost.then(|| state.first_loss()).flatten()
+        };
+        if let Some((hold, loss)) = loss {
             tracing::warn!(lock = hold.object.full_name(), owner = %hold.field, %loss, "lost");
         }
         self.changed.notify_waiters();
@@ -241,7 +272,7 @@ impl Majority {
 
     /// Waits until the lock is lost or released.
     pub(super) async fn ended(&self) {
-        let has_ended = || (self.state.load(Ordering::SeqCst) != HELD).then_some(());
+        let has_ended = || (self.state.lock().phase != Phase::Held).then_some(());
         wait_for(&self.changed, has_ended).await;
     }
 
@@ -253,10 +284,11 @@ impl Majority {
             // Before the validity: a hold that is lost in between is among these.
             let (_, held) = self.status();
             let left = self.valid_for();
-            match self.state.load(Ordering::SeqCst) {
-                LOST => return,
-                RELEASED => std::future::pending().await,
-                _ => {}
+            let phase = self.state.lock().phase;
+            match phase {
+                Phase::Lost => return,
+                Phase::Released => std::future::pending().await,
+                Phase::Held => {}
             }
             tokio::select! {
                 biased;
@@ -269,51 +301,38 @@ impl Majority {
 
     /// Returns how many members granted the lock and are known to keep it.
     fn held_members(&self) -> usize {
-        let (statuses, _) = self.status();
-        let held = statuses.iter().filter(|one| **one == MemberStatus::Held);
-        held.count()
-    }
-
-    /// Returns the hold of a member and why the lock was lost.
-    fn first_loss(&self) -> Option<(Arc<Hold>, Loss)> {
-        let members = self.members.lock();
-        let holds = || members.iter().filter_map(MemberHold::hold);
-        let losses = || holds().filter_map(|hold| hold.loss());
-        let is_missing = losses().find(|loss| *loss == Loss::NotHeld);
-        let reason = is_missing.or_else(|| losses().find(|loss| loss.is_at_limit()));
-        let reason = reason.unwrap_or(Loss::LeaseEnded);
-        Some((holds().next()?.clone(), reason))
+        let (_, held) = self.status();
+        held.len()
     }
 
     /// Returns the error, if the majority is lost.
     fn loss(&self) -> Option<Error> {
         self.check();
-        if self.state.load(Ordering::SeqCst) != LOST {
-            return None;
-        }
-        let (hold, reason) = self.first_loss()?;
+        let state = self.state.lock();
+        let loss = (state.phase == Phase::Lost).then(|| state.first_loss());
+        let (hold, reason) = loss.flatten()?;
         Some(hold.lost_error(reason))
     }
 
     /// Starts the limits of the request, which begin when a majority is held.
     pub(super) fn start_limits(&self, limits: Option<&HoldLimits>) {
-        *self.limits.lock() = limits.map(|limits| RunningLimits::start(limits, Instant::now()));
-        let members = self.members.lock();
-        let held = members.iter().filter_map(|one| one.held.as_ref());
+        let state = &mut *self.state.lock();
+        state.limits = limits.map(|limits| RunningLimits::start(limits, Instant::now()));
+        let held = state.members.iter().filter_map(|one| one.held.as_ref());
         held.for_each(|held| held.start_limits(limits));
     }
 }
 
 impl Held for HeldMajority {
-    /// Releases the members that granted the lock, concurrently. After their time limit it returns as
-    /// soon as the unconfirmed members are too few to withhold a majority from other owners.
+    /// Releases the members that granted the lock, concurrently. After their time limit it returns
+    /// as soon as the unconfirmed members are too few to withhold a majority from other owners.
     async fn release(self) -> Result<()> {
-        if let Some(lost) = self.majority.loss() {
+        let majority = &self.0;
+        if let Some(lost) = majority.loss() {
             return Err(lost);
         }
-        self.majority.end(RELEASED);
-        let held_members = self.majority.take();
-        let members = self.majority.members.lock().len();
+        let held_members = majority.release();
+        let members = majority.state.lock().members.len();
         let is_lost = |one: &&Option<Result<()>>| matches!(one, Some(Err(Error::Lost { .. })));
         let is_kept = |one: &&Option<Result<()>>| !is_lost(one) && !matches!(one, Some(Ok(())));
         let released = |done: &[Option<Result<()>>]| {
@@ -321,7 +340,7 @@ impl Held for HeldMajority {
             members - kept >= quorum(members)
         };
         let releases = held_members.into_iter().map(HoldGuard::release);
-        let done = join_until(releases, released, self.majority.member_timeout).await;
+        let done = join_until(releases, released, majority.member_timeout).await;
         // Other owners may have held the members that were lost or that did not grant it.
         let lost = done.iter().filter(is_lost).count();
         let is_held = done.len() - lost >= quorum(members);
@@ -334,31 +353,30 @@ impl Held for HeldMajority {
     }
 
     fn loss(&self) -> Option<Error> {
-        self.majority.loss()
+        self.0.loss()
     }
 
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
-        let majority = self.majority.clone();
+        let majority = self.0.clone();
         async move { majority.lost().await }
     }
 }
 
 impl HeldForLease for HeldMajority {
     fn valid_for(&self) -> Duration {
-        self.majority.valid_for()
+        self.0.valid_for()
     }
 
     fn feed(&self) {
-        if let Some(limits) = &mut *self.majority.limits.lock() {
+        let state = &mut *self.0.state.lock();
+        if let Some(limits) = &mut state.limits {
             limits.feed(Instant::now());
         }
-        let members = self.majority.members.lock();
-        let holds = members.iter().filter_map(MemberHold::hold);
-        holds.for_each(|hold| hold.feed());
+        state.holds().for_each(|hold| hold.feed());
     }
 
     fn owner(&self) -> Owner {
-        self.owner
+        self.0.owner
     }
 }
 
@@ -366,22 +384,21 @@ impl RedGuard {
     /// Returns how many members granted the lock and are known to keep it: at least a quorum, or
     /// the lock is lost.
     pub fn held_members(&self) -> usize {
-        self.held.majority.held_members()
+        self.held.0.held_members()
     }
 }
 
 impl Drop for HeldMajority {
     fn drop(&mut self) {
-        self.majority.end(RELEASED);
-        drop(self.majority.take());
+        drop(self.0.release());
     }
 }
 
 impl std::fmt::Debug for HeldMajority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HeldMajority")
-            .field("owner", &self.owner)
-            .field("held_members", &self.majority.held_members())
+            .field("owner", &self.0.owner)
+            .field("held_members", &self.0.held_members())
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()
     }

@@ -23,7 +23,9 @@ use crate::lease::{Expiry, Lease};
 use crate::locks::{Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire};
 use crate::metrics::{Kind, KindMetrics};
 use crate::owner::Owner;
-use crate::several::{Member, request_metrics, shortest_outage_limit, validated};
+use crate::several::{
+    Member, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+};
 use crate::store::Progress;
 
 /// A lock on several independent servers, held by the owner to which a majority granted it
@@ -32,24 +34,25 @@ use crate::store::Progress;
 /// Each of the N members is a lock of a different client, and each client uses a different,
 /// independent server; none is a replica of another. In a *round*, all members are requested
 /// concurrently, and the round lasts until each has answered or its time limit has passed
-/// ([`RedLock::member_timeout`]). The lock is acquired if at least N/2 + 1 members have granted it and
-/// it is still *valid*: for the remaining part of the lease, less an allowance for clocks that run at
-/// different speeds (1 % of the lease and 2 ms). Otherwise the members that granted it are released,
-/// and the next round starts after a short random pause. So it can be acquired and kept while a
-/// minority hangs or is down, and it is still held when one server loses its data.
+/// ([`RedLock::member_timeout`]). The lock is acquired if at least N/2 + 1 members have granted it
+/// and it is still *valid*: for the remaining part of the lease, less an allowance for clocks that
+/// run at different speeds (1 % of the lease and 2 ms). Otherwise the members that granted it are
+/// released, and the next round starts after a short random pause. So it can be acquired and kept
+/// while a minority hangs or is down, and it is still held when one server loses its data.
 ///
-/// Each member is renewed by its client's watchdog; the guard is valid while a majority is. Meanwhile, members that were
-/// lost or have not granted the lock are requested again, a few times a second at most, and count once they have granted it. So a
-/// held lock survives that its servers restart one after the other, even without their data, if each is back before the next one
+/// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
+/// Meanwhile, members that were lost or have not granted the lock are requested again, a few times
+/// a second at most, and count once they have granted it. So a held lock survives that its servers
+/// restart one after the other, even without their data, if each is back before the next one
 /// restarts. To force it open, force all members within a tenth of a second.
 ///
 /// # When not to use it
 ///
 /// It costs N times as much as one lock and depends on the clocks: servers that restart without
 /// their data within a lease, or clocks that jump, can grant it to two owners. Data that must not
-/// be written twice needs the fencing token of one server, from a [`FencedLock`](crate::FencedLock);
-/// tokens of several servers cannot be combined. To hold *different* locks together, use
-/// [`MultiLock`](crate::MultiLock).
+/// be written twice needs the fencing token of one server, from a
+/// [`FencedLock`](crate::FencedLock); tokens of several servers cannot be combined. To hold
+/// *different* locks together, use [`MultiLock`](crate::MultiLock).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -74,8 +77,8 @@ pub struct RedLock {
 
 impl RedLock {
     /// Creates a handle of the lock that these members form. Each member should be on a different,
-    /// independent server, and their number odd. A lock that is passed twice, of the same client, counts
-    /// once. Invalid members are reported as errors when the handle is used.
+    /// independent server, and their number odd. A lock that is passed twice, of the same client,
+    /// counts once. Invalid members are reported as errors when the handle is used.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         RedLock {
             members: members.into_iter().map(Into::into).collect(),
@@ -100,8 +103,8 @@ impl RedLock {
         self
     }
 
-    /// Sets the pause between rounds. Default [`Backoff::default`]: a random time from half to all of
-    /// 1 ms, then of 2 ms, and so on, doubled up to 128 ms.
+    /// Sets the pause between rounds. Default [`Backoff::default`]: a random time from half to all
+    /// of 1 ms, then of 2 ms, and so on, doubled up to 128 ms.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> RedLock {
         self.backoff = backoff;
@@ -114,12 +117,12 @@ impl RedLock {
     }
 
     /// Acquires the lock and waits for it without a limit. It also waits while a majority is
-    /// unreachable, unless an outage limit is set for the request ([`Acquire::outage_limit`]) or for a
-    /// member's client. Await the request, or configure it first: [`Acquire`].
+    /// unreachable, unless an outage limit is set for the request ([`Acquire::outage_limit`]) or
+    /// for a member's client. Await the request, or configure it first: [`Acquire`].
     ///
     /// Waiters of one process are served in order of arrival, if they share the members' clients
-    /// and set no owner with [`Acquire::owner`]: that owner may already hold the lock, and must not wait
-    /// behind others that wait for it. The order of all other waiters is random.
+    /// and set no owner with [`Acquire::owner`]: that owner may already hold the lock, and must not
+    /// wait behind others that wait for it. The order of all other waiters is random.
     pub fn lock(&self) -> Acquire<RedLock> {
         Acquire::new(self.clone())
     }
@@ -158,13 +161,10 @@ impl RedLock {
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         let members = validated(&self.members)?;
         let member_timeout = self.checked_member_timeout(shortest_lease(&members, None))?;
-        for member in &members {
-            member.session().background.remember_runtime()?;
-        }
-        let queries = members.iter().map(|member| async move {
-            let answer = tokio::time::timeout(member_timeout, member.lock.is_held_by(owner)).await;
-            answer.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
-        });
+        remember_runtime(&members)?;
+        let queries = members
+            .iter()
+            .map(|member| answer_within(member_timeout, member.lock.is_held_by(owner)));
         let (mut yes, mut errors) = (0, Vec::new());
         for answer in join_all(queries).await {
             match answer {
@@ -220,11 +220,17 @@ fn quorum(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// Returns the error of a member that did not answer in time.
-fn timeout_error(member_timeout: Duration) -> Error {
-    Error::unavailable(format!(
-        "no answer within {member_timeout:?}, the RedLock's `member_timeout`"
-    ))
+/// Waits for the answer of a member, at most this long.
+async fn answer_within<T>(
+    member_timeout: Duration,
+    answer: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let answer = tokio::time::timeout(member_timeout, answer).await;
+    answer.unwrap_or_else(|_| {
+        Err(Error::unavailable(format!(
+            "no answer within {member_timeout:?}, the RedLock's `member_timeout`"
+        )))
+    })
 }
 
 /// A held [`RedLock`], valid for as long as a majority of its members is held.
@@ -243,12 +249,7 @@ impl AcquireOnce for RedLock {
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldMajority>> {
         let (lease, named) = (options.lease()?, options.owner()?);
         let members = validated(&self.members)?;
-        let Some(first) = members.first() else {
-            return Ok(None);
-        };
-        for member in &members {
-            member.session().background.remember_runtime()?;
-        }
+        remember_runtime(&members)?;
         let hold_limits = options.hold_limits()?;
         let shortest = shortest_lease(&members, lease);
         if shortest <= clock_drift(shortest) {
@@ -260,7 +261,8 @@ impl AcquireOnce for RedLock {
             });
         }
         let owner = named.unwrap_or_else(Owner::anonymous);
-        // Unless a member's client has an outage limit, it waits through any outage, unlike a single lock.
+        // Unless a member's client has an outage limit, it waits through any outage, unlike a
+        // single lock.
         let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
         let limits = options.limits(Some(outage_limit));
         let progress = Progress::default();
@@ -275,35 +277,23 @@ impl AcquireOnce for RedLock {
             queue_name: queue_name(&members),
             tries: 0,
             failure: None,
-            owner_is_named: named.is_some(),
-            outage: match limits.waits() {
-                true => limits.outage,
-                false => Expiry::Never,
-            },
+            limits,
             progress: &progress,
         };
-        let span = tracing::debug_span!(
-            "acquire",
-            lock = first.object().full_name(),
-            members = members.len(),
-            owner = owner.number()
-        );
-        let waiting = &first.session().waiting;
-        let acquiring = waiting.within(&limits, &progress, &mut request);
-        match acquiring.instrument(span).await? {
+        let first = members[0].session();
+        let acquiring = first.waiting.within(&limits, &progress, &mut request);
+        match acquiring.instrument(span(&members, owner)).await? {
             Some(majority) => {
                 majority.start_limits(hold_limits);
                 let requests = MemberRequests {
                     majority: majority.clone(),
-                    owner,
                     ends: lease.map(|_| Instant::now() + majority.valid_for()),
-                    member_timeout,
                 };
                 requests.start(first);
-                Ok(Some(HeldMajority { owner, majority }))
+                Ok(Some(HeldMajority(majority)))
             }
-            // `failure` is set if so many members failed in the last round that the others could not form a
-            // quorum. Otherwise the lock was refused.
+            // `failure` is set if so many members failed in the last round that the others could
+            // not form a quorum. Otherwise the lock was refused.
             None => request.failure.map_or(Ok(None), Err),
         }
     }

@@ -1,42 +1,47 @@
-//! Acquires the members again that a RedLock has lost, or that have not granted it: a server that restarted without its data, or
-//! was down. So it survives that one server after the other restarts.
+//! Acquires the members again that a RedLock has lost, or that have not granted it: a server that
+//! restarted without its data, or was down. So it survives that one server after the other
+//! restarts.
 //!
-//! 1. While a majority is valid, each missing member is requested for the same owner, with pauses. The first request follows after
-//!    a pause, too: otherwise a forced release of all members one after the other would not free the lock.
-//! 2. Such a request is an acquisition of a new hold: it first releases what the store may still have of the lost one. Its lease
-//!    counts from before it was sent.
-//! 3. After the grant the other members are checked in their stores. The member counts from then on, if a majority of the *others*
-//!    still has the holds that count ([`counts`]); else it is released, and requested again later.
-//! 4. It has the limits of the request, and a fixed lease ends when that of the others does. A lock that a member has lost at a
-//!    limit is not kept.
+//! 1. While a majority is valid, each missing member is requested for the same owner, with pauses.
+//!    The first request follows after a pause, too: otherwise a forced release of all members one
+//!    after the other would not free the lock.
+//! 2. Such a request is an acquisition of a new hold: it first releases what the store may still
+//!    have of the lost one. Its lease counts from before it was sent.
+//! 3. After the grant the other members are checked in their stores. The member counts from then
+//!    on, if a majority of the *others* still has the holds that count ([`counts`]); else it is
+//!    released, and requested again later.
+//! 4. It has the limits of the request, and a fixed lease ends when that of the others does. A lock
+//!    that a member has lost at a limit is not kept.
 //!
-//! Invariant: when a member is counted again, a majority of the others has been held without interruption since before the grant.
-//! Feared most: two servers lose their data, another owner acquires both and releases them, and then both are granted to this lock
-//! again, although it was not held in between; the client has noticed the first loss only. The check in 3 prevents it: the first of
-//! the two does not count, and the loss of the second one is the loss of the lock. A member that another owner holds refuses the
-//! request, and is requested again later.
+//! Invariant: when a member is counted again, a majority of the others has been held without
+//! interruption since before the grant. Feared most: two servers lose their data, another owner
+//! acquires both and releases them, and then both are granted to this lock again, although it was
+//! not held in between; the client has noticed the first loss only. The check in 3 prevents it: the
+//! first of the two does not count, and the loss of the second one is the loss of the lock. A
+//! member that another owner holds refuses the request, and is requested again later.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::held::{Majority, MemberStatus};
-use super::quorum;
 use super::round::request_member;
+use super::{answer_within, quorum};
 use crate::background::Counted;
 use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::join::join_all;
 use crate::lease::Lease;
-use crate::owner::Owner;
 use crate::runtime::sleep_until;
+use crate::session::Session;
 use crate::several::{Member, any_lost};
 
 /// Decides which members are requested again, without a clock.
 #[derive(Debug, Default)]
 struct Regain {
-    /// By member: the number of requests, and when the next one is due; `None` while the member is held.
+    /// By member: the number of requests, and when the next one is due; `None` while the member is
+    /// held.
     requests: Vec<Option<(u32, Instant)>>,
 }
 
@@ -96,16 +101,14 @@ fn pause(requests: u32) -> Duration {
 /// The requests for missing members of one held RedLock.
 pub(super) struct MemberRequests {
     pub(super) majority: Arc<Majority>,
-    pub(super) owner: Owner,
     /// When the lock ends, if its lease is fixed.
     pub(super) ends: Option<Instant>,
-    pub(super) member_timeout: Duration,
 }
 
 impl MemberRequests {
     /// Requests missing members in the background for as long as the lock is held.
-    pub(super) fn start(self, first: &Member) {
-        if let Some(runtime) = first.session().background.runtime() {
+    pub(super) fn start(self, first: &Session) {
+        if let Some(runtime) = first.background.runtime() {
             runtime.spawn(task(self.run()));
         }
     }
@@ -139,54 +142,49 @@ impl MemberRequests {
 
     /// Requests a member once. The end of the lock drops this, which settles the request.
     async fn request(&self, i: usize) {
-        let running = self.majority.begin_request(i);
-        Counted::new(Box::pin(self.request_counted(i)), running).await;
+        let (member, running) = self.majority.begin_request(i);
+        let request = Box::pin(self.request_member(i, &member));
+        Counted::new(request, running).await;
     }
 
-    async fn request_counted(&self, i: usize) {
-        let member = self.majority.member(i);
+    async fn request_member(&self, i: usize, member: &Member) {
+        let majority = &self.majority;
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
-        let requested = match member.lock.hold_ref(self.owner) {
-            Ok(hold_ref) => request_member(&member, hold_ref, terms, self.member_timeout).await,
+        let requested = match member.lock.hold_ref(majority.owner) {
+            Ok(hold_ref) => request_member(member, hold_ref, terms, majority.member_timeout).await,
             Err(error) => Err(error),
         };
+        let lock = member.object().full_name();
         match requested {
             Ok(Some(guard)) => {
                 let confirmed = self.confirm().await;
-                self.majority.add(i, guard, &confirmed);
+                majority.add(i, guard, &confirmed);
             }
-            Ok(None) => tracing::debug!(
-                lock = member.object().full_name(),
-                "a member of a RedLock is held"
-            ),
+            Ok(None) => tracing::debug!(lock, "a member of a RedLock is held"),
             Err(error) => {
-                tracing::debug!(lock = member.object().full_name(), %error,
-                    "a member of a RedLock could not be acquired again");
+                tracing::debug!(lock, %error, "a member of a RedLock could not be acquired again");
             }
         }
     }
-}
 
-impl MemberRequests {
-    /// Asks the stores which of the counted members are still held. One that is not is checked again by its client, which reports
-    /// the loss.
+    /// Asks the stores which of the counted members are still held. One that is not is checked
+    /// again by its client, which reports the loss.
     async fn confirm(&self) -> Vec<bool> {
-        let checks = self.majority.held().into_iter().map(|held| async move {
-            let (member, hold_ref) = held?;
-            let check = timeout(self.member_timeout, member.lock.is_held_by(self.owner));
-            match check.await {
-                Ok(Ok(true)) => Some(()),
-                Ok(Ok(false)) => {
-                    hold_ref.verify_in_background();
-                    None
-                }
-                Ok(Err(_)) | Err(_) => None,
+        let majority = &self.majority;
+        let checks = majority.held().into_iter().map(|held| async move {
+            let Some((member, hold_ref)) = held else {
+                return false;
+            };
+            let check = member.lock.is_held_by(majority.owner);
+            let answer = answer_within(majority.member_timeout, check).await;
+            if let Ok(false) = answer {
+                hold_ref.verify_in_background();
             }
+            matches!(answer, Ok(true))
         });
-        let confirmed = join_all(checks).await;
-        confirmed.iter().map(Option::is_some).collect()
+        join_all(checks).await
     }
 }
 
@@ -274,7 +272,8 @@ mod tests {
         revived: bool,
     }
 
-    /// Decides whether a granted member counts, with what the client knows and what the servers have.
+    /// Decides whether a granted member counts, with what the client knows and what the servers
+    /// have.
     type Rule = fn(usize, [bool; 3], [bool; 3]) -> bool;
 
     impl World {

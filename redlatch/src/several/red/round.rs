@@ -1,7 +1,8 @@
 //! Requests the lock from all members, in rounds (the Redlock algorithm).
 //!
-//! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to answer;
-//!    a late or failed member counts as a refusal, and its attempt is undone in the background.
+//! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to
+//!    answer; a late or failed member counts as a refusal, and its attempt is undone in the
+//!    background.
 //! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
 //!    the lock is acquired.
 //! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
@@ -14,8 +15,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::held::{Majority, MemberHold};
-use super::{quorum, timeout_error};
+use super::held::{Majority, MemberHold, quorum_valid_for, take_holds};
+use super::{answer_within, quorum};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::hold::AcquireParams;
@@ -27,7 +28,7 @@ use crate::session::{HoldRef, RequestedHold, Terms};
 use crate::several::Member;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
-use crate::wait::{Attempt, Request};
+use crate::wait::{Attempt, Limits, Request};
 
 /// One acquisition in progress.
 pub(super) struct RedLockRequest<'a> {
@@ -42,20 +43,16 @@ pub(super) struct RedLockRequest<'a> {
     /// messages arrive there.
     pub(super) queue_name: String,
     pub(super) tries: u32,
-    /// The first error of the latest round, if so many members failed that the others could not form a quorum.
+    /// The first error of the latest round, if so many members failed that the others could not
+    /// form a quorum.
     pub(super) failure: Option<Error>,
-    /// Whether callers may name the owner, and acquire for it concurrently.
-    pub(super) owner_is_named: bool,
     /// When waiting fails while no quorum can be reached.
-    pub(super) outage: Expiry,
+    pub(super) limits: Limits,
     pub(super) progress: &'a Progress,
 }
 
-/// The members that a quorum granted.
-pub(super) type Grant = Arc<Majority>;
-
-/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
-/// the background.
+/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of
+/// one that is dropped, are settled in the background.
 pub(super) async fn request_member(
     member: &Member,
     hold_ref: HoldRef,
@@ -64,12 +61,8 @@ pub(super) async fn request_member(
 ) -> Result<Option<HoldGuard>> {
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.is_red_lock_member();
-    let step = |hold, count| {
-        member
-            .lock
-            .kind
-            .acquire(AcquireParams::without_waiting(hold, count, terms.lease))
-    };
+    let kind = &member.lock.kind;
+    let step = |hold, count| kind.acquire(AcquireParams::without_waiting(hold, count, terms.lease));
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
     let progress = Progress::default();
@@ -80,18 +73,21 @@ pub(super) async fn request_member(
         limits: None,
         request_number: 0,
     };
-    let outcome = timeout(member_timeout, requested.try_acquire(None, &progress, step)).await;
-    match outcome {
-        Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
-        Ok(Ok(Outcome::Wait(_))) => Ok(None),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(timeout_error(member_timeout)),
-    }
+    let attempt = requested.try_acquire(None, &progress, step);
+    Ok(match answer_within(member_timeout, attempt).await? {
+        Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),
+        Outcome::Wait(_) => None,
+    })
 }
 
 impl RedLockRequest<'_> {
+    fn next_pause(&mut self) -> Duration {
+        self.tries = self.tries.saturating_add(1);
+        self.backoff.pause(self.tries - 1)
+    }
+
     /// Runs rounds with pauses in between.
-    async fn repeat_rounds(&mut self, waits: bool) -> Result<Option<Grant>> {
+    async fn repeat_rounds(&mut self, waits: bool) -> Result<Option<Arc<Majority>>> {
         loop {
             if let Some(grant) = self.round().await? {
                 return Ok(Some(grant));
@@ -99,18 +95,18 @@ impl RedLockRequest<'_> {
             if !waits {
                 return Ok(None);
             }
-            let pause = self.backoff.pause(self.tries);
-            self.tries = self.tries.saturating_add(1);
-            sleep(pause).await;
+            sleep(self.next_pause()).await;
         }
     }
 
-    /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
-    async fn round(&mut self) -> Result<Option<Grant>> {
+    /// Requests all members once. Without a quorum that is valid for some time, releases what was
+    /// acquired.
+    async fn round(&mut self) -> Result<Option<Arc<Majority>>> {
         let begun = Instant::now();
         let mut holds = Vec::with_capacity(self.members.len());
         for member in self.members {
-            // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
+            // Looked up anew in each round, so that a hold that was lost meanwhile is not
+            // re-entered.
             let hold_ref = member.lock.hold_ref(self.owner)?;
             self.options.set_note(&hold_ref.hold);
             holds.push((member, hold_ref));
@@ -127,20 +123,16 @@ impl RedLockRequest<'_> {
                 errors.push(error);
                 None
             });
-            let member = member.clone();
-            members.push(MemberHold { member, held });
+            members.push(MemberHold::new(member.clone(), held));
         }
-        let had = members.iter().filter(|one| one.held.is_some()).count();
-        let majority = Majority::new(members, self.member_timeout);
-        if !majority.quorum_valid_for().is_zero() {
+        if !quorum_valid_for(&members).is_zero() {
+            let majority = Majority::new(self.owner, members, member_timeout);
             return Ok(Some(Arc::new(majority)));
         }
-        tracing::debug!(had, of = self.members.len(), "no quorum");
-        let releases = majority
-            .take()
-            .into_iter()
-            .map(|held_member| timeout(member_timeout, held_member.release()));
-        join_all(releases).await;
+        let granted = take_holds(&mut members);
+        tracing::debug!(had = granted.len(), of = members.len(), "no quorum");
+        let releases = granted.into_iter();
+        join_all(releases.map(|held| timeout(member_timeout, held.release()))).await;
         // Whether so many members failed that the others cannot form a quorum.
         let members = self.members.len();
         let decides = |errors: usize| members - errors.min(members) < quorum(members);
@@ -160,7 +152,7 @@ impl RedLockRequest<'_> {
         }
         match self.progress.last_contact() {
             Some(LastContact::Failed { since, error })
-                if Expiry::In(since.elapsed()) >= self.outage =>
+                if self.limits.waits() && Expiry::In(since.elapsed()) >= self.limits.outage =>
             {
                 Err(error)
             }
@@ -170,19 +162,22 @@ impl RedLockRequest<'_> {
 }
 
 impl Request for RedLockRequest<'_> {
-    type Acquired = Grant;
+    type Acquired = Arc<Majority>;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<Grant>> {
-        match (self.owner_is_named, self.members.first()) {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Arc<Majority>>> {
+        match self.owner.is_anonymous() {
+            true => {
+                let waiting = &self.members[0].session().waiting;
+                waiting.acquire(self, waits).await
+            }
             // An owner that may already hold the lock must not wait behind its waiters.
-            (true, _) | (_, None) => self.repeat_rounds(waits).await,
-            (false, Some(first)) => first.session().waiting.acquire(self, waits).await,
+            false => self.repeat_rounds(waits).await,
         }
     }
 }
 
 impl Attempt for RedLockRequest<'_> {
-    type Grant = Grant;
+    type Grant = Arc<Majority>;
 
     fn channel(&self) -> &str {
         &self.queue_name
@@ -192,7 +187,7 @@ impl Attempt for RedLockRequest<'_> {
         &self.queue_name
     }
 
-    async fn send(&mut self, _: bool) -> Result<Outcome<Grant>> {
+    async fn send(&mut self, _: bool) -> Result<Outcome<Arc<Majority>>> {
         Ok(match self.round().await? {
             Some(grant) => Outcome::Done(grant),
             None => Outcome::Wait(Expiry::In(Duration::ZERO)),
@@ -208,7 +203,6 @@ impl Attempt for RedLockRequest<'_> {
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        self.tries = self.tries.saturating_add(1);
-        Some(self.backoff.pause(self.tries - 1))
+        Some(self.next_pause())
     }
 }
