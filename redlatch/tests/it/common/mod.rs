@@ -22,9 +22,10 @@ use redlatch::{
     MultiLock, Owner, RedLock,
 };
 use redlatch_testkit::{
-    Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
+    Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels, unique,
 };
 use secured::Secured;
+use tokio::task::JoinHandle;
 
 /// Longer than any successful operation takes, even on the slowest machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -143,6 +144,28 @@ pub(crate) async fn joined_all<T, E: Debug, J: Debug>(
     for task in tasks {
         joined(what, task).await;
     }
+}
+
+/// Starts a task for each number.
+pub(crate) fn spawn_each<N, F>(
+    numbers: impl IntoIterator<Item = N>,
+    mut task: impl FnMut(N) -> F,
+) -> Vec<JoinHandle<F::Output>>
+where
+    F: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>,
+{
+    let spawned = |number| tokio::spawn(task(number).into_future());
+    numbers.into_iter().map(spawned).collect()
+}
+
+/// Starts a request in a task. Returns once the client has one subscription, so that a message wakes it.
+pub(crate) async fn waiter_of<F>(client: &Client, request: F) -> JoinHandle<F::Output>
+where
+    F: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>,
+{
+    let waiter = tokio::spawn(request.into_future());
+    until_subscribed(client, 1).await;
+    waiter
 }
 
 fn unwrapped<T, E: Debug>(result: Result<T, E>, caller: &Location<'_>) -> T {
@@ -363,12 +386,12 @@ pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
     discarded.await.unwrap();
 }
 
-/// Asserts that the error reports a lost hold with this cause.
+/// Asserts that an operation failed because its hold was lost, with this cause.
 #[track_caller]
-pub(crate) fn assert_lost(error: &Error, why: Loss) {
-    match error {
-        Error::Lost { reason, .. } => assert_eq!(*reason, why),
-        other => panic!("not lost: {other}"),
+pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, why: Loss) {
+    match result {
+        Err(Error::Lost { reason, .. }) => assert_eq!(reason, why),
+        other => panic!("not lost: {other:?}"),
     }
 }
 
@@ -476,6 +499,17 @@ impl TestStore {
         self.client_with(Client::builder()).await
     }
 
+    /// Creates a client, and its handle of a new object, such as a [`Client::lock`].
+    pub(crate) async fn object<H>(
+        &self,
+        handle: impl Fn(&Client, &str) -> H,
+        name: &str,
+    ) -> (Client, H) {
+        let client = self.client().await;
+        let handle = handle(&client, &unique(name));
+        (client, handle)
+    }
+
     /// Creates a client whose waiters must be woken by messages: their periodic retry would come
     /// far too late.
     pub(crate) async fn client_without_retries(&self) -> Client {
@@ -550,6 +584,20 @@ pub(crate) fn patient(settings: ClientBuilder) -> ClientBuilder {
     settings.replica_timeout(LONG)
 }
 
+/// Settings of clients whose holds are renewed soon enough for a test to wait for it.
+pub(crate) fn renewing() -> ClientBuilder {
+    Client::builder().watchdog_lease(WATCHDOG)
+}
+
+/// Settings of clients that wait for an answer longer than any pause of a test.
+pub(crate) fn long_timeout() -> ClientBuilder {
+    Client::builder().response_timeout(LONG)
+}
+
+pub(crate) async fn connect(settings: ClientBuilder, url: &str) -> Client {
+    settings.connect(url).await.unwrap()
+}
+
 /// Creates a client of one server, for tests that do not depend on its limits.
 pub(crate) async fn client(server: &Server) -> Client {
     client_at(&server.url()).await
@@ -558,6 +606,27 @@ pub(crate) async fn client(server: &Server) -> Client {
 /// The same with the URL, such as that of a proxy.
 pub(crate) async fn client_at(url: &str) -> Client {
     patient(Client::builder()).connect(url).await.unwrap()
+}
+
+/// Starts a server for one test, with a client.
+pub(crate) async fn server_and_client() -> (Server, Client) {
+    let server = Server::start();
+    let client = client(&server).await;
+    (server, client)
+}
+
+/// Starts a server for one test, behind a proxy that can break its connections.
+pub(crate) fn proxied_server() -> (Server, Arc<Proxy>) {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    (server, proxy)
+}
+
+/// The same, with a client that is connected through the proxy.
+pub(crate) async fn proxied_client() -> (Server, Arc<Proxy>, Client) {
+    let (server, proxy) = proxied_server();
+    let client = client_at(&proxy.url()).await;
+    (server, proxy, client)
 }
 
 /// The same for tests that count requests: without the registry of clients, which a client writes in the background if a hold or

@@ -43,8 +43,7 @@ async fn invalid_names_are_rejected(store: TestStore) {
 }
 
 async fn invalid_leases_are_rejected(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("leases"));
+    let (_client, lock) = store.object(Client::lock, "leases").await;
     for lease in [
         Duration::ZERO,
         Duration::from_nanos(1),
@@ -106,11 +105,7 @@ async fn invalid_settings_are_rejected() {
             other => panic!("{name}: {other:?}"),
         }
     }
-    let named = Client::builder()
-        .client_id("worker-7")
-        .connect(&url)
-        .await
-        .unwrap();
+    let named = connect(Client::builder().client_id("worker-7"), &url).await;
     assert_eq!(named.id(), "worker-7");
 }
 
@@ -400,8 +395,7 @@ async fn foreign_keys_do_not_disturb_listing() {
     assert_eq!(available, 9_007_199_254_740_994);
     assert!(client.inspect("gone").await.unwrap().is_none());
     // Inspecting it by name reports its type.
-    let error = client.inspect("count").await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(client.inspect("count").await, Err(Error::WrongKind { .. }));
     // The big hash was not read for this: only the hashes of locks are, those of four keys here.
     let reads = server.calls("hgetall:");
     assert!((1..=5).contains(&reads), "{reads}");

@@ -32,8 +32,7 @@ on_every_store_and_deployment! {
 }
 
 async fn free_lock_is_acquired_and_released(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("free"));
+    let (client, lock) = store.object(Client::lock, "free").await;
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(lock.remaining_lease().await.unwrap(), None);
 
@@ -59,25 +58,22 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
 }
 
 async fn tasks_that_share_a_handle_exclude_each_other(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("tasks"));
+    let (_client, lock) = store.object(Client::lock, "tasks").await;
     let inside = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU32::new(0));
-    let tasks: Vec<_> = (0..16)
-        .map(|_| {
-            let (lock, inside, turns) = (lock.clone(), inside.clone(), turns.clone());
-            tokio::spawn(async move {
-                for _ in 0..20 {
-                    let guard = held(&lock).await;
-                    assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
-                    tokio::task::yield_now().await;
-                    inside.store(false, Ordering::SeqCst);
-                    turns.fetch_add(1, Ordering::SeqCst);
-                    free(guard).await;
-                }
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..16, |_| {
+        let (lock, inside, turns) = (lock.clone(), inside.clone(), turns.clone());
+        async move {
+            for _ in 0..20 {
+                let guard = held(&lock).await;
+                assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                turns.fetch_add(1, Ordering::SeqCst);
+                free(guard).await;
+            }
+        }
+    });
     done_all("every task has its turns", tasks).await;
     assert_eq!(turns.load(Ordering::SeqCst), 320);
     assert!(!lock.is_locked().await.unwrap());
@@ -99,8 +95,7 @@ async fn clients_exclude_and_wake_each_other(store: TestStore) {
 }
 
 async fn try_lock_does_not_wait(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("try"));
+    let (_client, lock) = store.object(Client::lock, "try").await;
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert!(lock.try_lock().await.unwrap().is_none());
     assert!(
@@ -115,8 +110,7 @@ async fn try_lock_does_not_wait(store: TestStore) {
 }
 
 async fn try_lock_keeps_its_wait_limit(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("wait"));
+    let (client, lock) = store.object(Client::lock, "wait").await;
     let guard = held(&lock).await;
     let wait = Duration::from_millis(30);
     let begun = std::time::Instant::now();
@@ -132,18 +126,15 @@ async fn try_lock_keeps_its_wait_limit(store: TestStore) {
 }
 
 async fn wait_beyond_clock_range_is_unlimited(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("ever"));
+    let (client, lock) = store.object(Client::lock, "ever").await;
     let guard = held(&lock).await;
-    let waiter = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, lock.try_lock().wait(Duration::MAX)).await;
     free(guard).await;
     assert!(joined("woken", waiter).await.is_some());
 }
 
 async fn guard_can_be_reentered(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("again"));
+    let (_client, lock) = store.object(Client::lock, "again").await;
     let outer = held(&lock).await;
     let inner = outer.reenter().await.unwrap();
     assert_eq!(outer.owner(), inner.owner());
@@ -158,8 +149,7 @@ async fn guard_can_be_reentered(store: TestStore) {
 }
 
 async fn owner_can_reenter(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("owner"));
+    let (_client, lock) = store.object(Client::lock, "owner").await;
     let (me, other) = (Owner::new(), Owner::new());
     let mut guards = Vec::new();
     for n in 1..=5 {
@@ -175,21 +165,17 @@ async fn owner_can_reenter(store: TestStore) {
 }
 
 async fn owner_can_reenter_while_others_wait(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("overtake"));
+    let (client, lock) = store.object(Client::lock, "overtake").await;
     let outer = held(&lock).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, lock.lock()).await;
     // Queued behind the waiter, it would deadlock.
-    let inner = done("re-entered", outer.reenter()).await;
-    free(inner).await;
+    free(done("re-entered", outer.reenter()).await).await;
     free(outer).await;
     drop(joined("woken", waiter).await);
 }
 
 async fn scope_sets_the_owner(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("scope"));
+    let (client, lock) = store.object(Client::lock, "scope").await;
     let me = Owner::new();
     assert_eq!(Owner::current(), None);
     me.scope(async {
@@ -233,8 +219,7 @@ async fn non_reentrant_lock_refuses_its_owner_immediately(store: TestStore) {
 }
 
 async fn fixed_lease_expires(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("lease"));
+    let (_client, lock) = store.object(Client::lock, "lease").await;
     let lease = Duration::from_millis(300);
     let guard = retry_if_late(|| lock.lock().lease(lease)).await;
     assert!(guard.valid_for() <= lease);
@@ -242,16 +227,14 @@ async fn fixed_lease_expires(store: TestStore) {
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
-    let lost = guard.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::LeaseEnded);
+    assert_lost(guard.unlock().await, Loss::LeaseEnded);
     // The late unlock did not release the next holder's lock.
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
 }
 
 async fn reentering_never_shortens_the_lease(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("shorter"));
+    let (_client, lock) = store.object(Client::lock, "shorter").await;
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(Duration::from_millis(20));
     let inner = inner.await.unwrap();
@@ -264,8 +247,7 @@ async fn reentering_never_shortens_the_lease(store: TestStore) {
 }
 
 async fn reentering_can_extend_the_lease(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("longer"));
+    let (_client, lock) = store.object(Client::lock, "longer").await;
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(3 * LONG).await.unwrap();
     assert!(outer.valid_for() > 2 * LONG);
@@ -275,47 +257,40 @@ async fn reentering_can_extend_the_lease(store: TestStore) {
 }
 
 async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let holder = store.client_with(settings).await;
+    let holder = store.client_with(renewing()).await;
     let other = store.client().await;
     let name = unique("force");
     let lock = other.lock(&name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
 
     let renewed = held(&holder.lock(&name)).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = joined("woken", waiter).await;
     within_limit("the loss is reported at the next renewal", renewed.lost()).await;
-    let lost = renewed.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(renewed.unlock().await, Loss::NotHeld);
     assert!(next.is_valid());
     free(next).await;
 
     let fixed = holder.lock(&name).lock().lease(LONG).await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
-    let lost = fixed.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(fixed.unlock().await, Loss::NotHeld);
 }
 
 async fn dropping_a_guard_releases(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("drop"));
+    let (client, lock) = store.object(Client::lock, "drop").await;
     drop(held(&lock).await);
     client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
     // Dropping a guard wakes a waiter just as unlocking does.
     let guard = held(&lock).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, lock.lock()).await;
     drop(guard);
     drop(joined("woken", waiter).await);
 }
 
 async fn dropping_inner_guard_keeps_outer_hold(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("inner"));
+    let (client, lock) = store.object(Client::lock, "inner").await;
     let outer = held(&lock).await;
     drop(outer.reenter().await.unwrap());
     client.flush().await;
@@ -327,8 +302,7 @@ async fn dropping_inner_guard_keeps_outer_hold(store: TestStore) {
 }
 
 async fn released_guard_does_not_report_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("released"));
+    let (_client, lock) = store.object(Client::lock, "released").await;
     let lost = retry_if_late(|| async {
         let guard = lock.lock().lease(Duration::from_millis(200)).await?;
         let lost = guard.lost();
@@ -341,8 +315,7 @@ async fn released_guard_does_not_report_loss(store: TestStore) {
 }
 
 async fn run_returns_the_result_and_releases(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("run"));
+    let (_client, lock) = store.object(Client::lock, "run").await;
     let inside = lock.clone();
     let held = lock
         .run(async move { inside.is_locked().await.unwrap() })
@@ -358,9 +331,7 @@ async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let client = store
-        .client_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = store.client_with(renewing()).await;
     let lock = client.lock(&unique("run-lost"));
     let dropped = Arc::new(AtomicBool::new(false));
     let sign = Dropped(dropped.clone());
@@ -370,8 +341,7 @@ async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
         assert!(inside.force_unlock().await.unwrap());
         std::future::pending::<()>().await
     });
-    let lost = within_limit("lost", run).await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(within_limit("lost", run).await, Err(Error::Lost { .. }));
     assert!(dropped.load(Ordering::SeqCst));
 }
 
@@ -451,8 +421,7 @@ async fn prefixes_keep_clients_apart(store: TestStore) {
 }
 
 async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("order"));
+    let (client, lock) = store.object(Client::lock, "order").await;
     let order = Arc::new(Mutex::new(Vec::new()));
     let guard = held(&lock).await;
     let mut waiters = Vec::new();
@@ -495,8 +464,7 @@ fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 }
 
 async fn owner_can_acquire_again_after_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("anew"));
+    let (client, lock) = store.object(Client::lock, "anew").await;
     let me = Owner::new();
     let brief = || lock.lock().owner(me).lease(Duration::from_millis(300));
     let lost = retry_if_late(brief).await;
@@ -519,21 +487,19 @@ async fn no_state_remains_after_release(store: TestStore) {
         .client_with(Client::builder().subscription_linger(linger))
         .await;
     let lock = client.lock(&unique("account"));
-    let tasks: Vec<_> = (0..20)
-        .map(|n| {
-            let lock = lock.clone();
-            tokio::spawn(async move {
-                let guard = held(&lock).await;
-                if n % 3 == 0 {
-                    let inner = guard.reenter().await.unwrap();
-                    drop(guard);
-                    free(inner).await;
-                } else if n % 3 == 1 {
-                    free(guard).await;
-                }
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..20, |n| {
+        let lock = lock.clone();
+        async move {
+            let guard = held(&lock).await;
+            if n % 3 == 0 {
+                let inner = guard.reenter().await.unwrap();
+                drop(guard);
+                free(inner).await;
+            } else if n % 3 == 1 {
+                free(guard).await;
+            }
+        }
+    });
     done_all("done", tasks).await;
     client.flush().await;
     until("all is empty", async || {

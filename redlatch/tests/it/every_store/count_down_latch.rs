@@ -172,15 +172,13 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
     let [client, other] = store.clients_without_retries().await;
     let latch = set(&client, "thousand", 1).await;
     let begun = Arc::new(AtomicUsize::new(0));
-    let waiters: Vec<_> = (0..WAITERS)
-        .map(|_| {
-            let (latch, begun) = (other.count_down_latch(latch.name()), begun.clone());
-            tokio::spawn(async move {
-                begun.fetch_add(1, SeqCst);
-                latch.wait().await
-            })
-        })
-        .collect();
+    let waiters = spawn_each(0..WAITERS, |_| {
+        let (latch, begun) = (other.count_down_latch(latch.name()), begun.clone());
+        async move {
+            begun.fetch_add(1, SeqCst);
+            latch.wait().await
+        }
+    });
     until("all have begun", async || {
         begun.load(SeqCst) == WAITERS && other.status().subscriptions == 1
     })
@@ -207,19 +205,17 @@ async fn counted_from_many_clients(store: TestStore) {
     }
     let latch = set(&clients[0], "many", TASKS).await;
     let (through, counted) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-    let tasks: Vec<_> = (0..TASKS as usize)
-        .map(|n| {
-            let latch = clients[n % 3].count_down_latch(latch.name());
-            let (through, counted) = (through.clone(), counted.clone());
-            tokio::spawn(async move {
-                counted.fetch_add(1, SeqCst);
-                latch.count_down().await.unwrap();
-                latch.wait().await.unwrap();
-                assert_eq!(counted.load(SeqCst), TASKS as usize, "opened too early");
-                through.fetch_add(1, SeqCst);
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..TASKS as usize, |n| {
+        let latch = clients[n % 3].count_down_latch(latch.name());
+        let (through, counted) = (through.clone(), counted.clone());
+        async move {
+            counted.fetch_add(1, SeqCst);
+            latch.count_down().await.unwrap();
+            latch.wait().await.unwrap();
+            assert_eq!(counted.load(SeqCst), TASKS as usize, "opened too early");
+            through.fetch_add(1, SeqCst);
+        }
+    });
     done_all("through", tasks).await;
     assert_eq!(through.load(SeqCst), TASKS as usize);
     assert!(!latch.delete().await.unwrap());
@@ -313,11 +309,9 @@ async fn count_down_between_any_two_polls_wakes_waiter() {
 /// F6, across a reconnection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn count_down_during_disconnect_is_noticed() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let counter = Client::connect(&server.url()).await.unwrap();
-    let settings = Client::builder().watchdog_lease(10 * LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(Client::builder().watchdog_lease(10 * LONG), &proxy.url()).await;
     let latch = counter.count_down_latch("a");
     for round in 0..10 {
         assert!(latch.try_set_count(1).await.unwrap());
@@ -346,15 +340,12 @@ async fn count_down_during_disconnect_is_noticed() {
 /// A request that was sent but not answered is reported, and never counted twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_outcome_is_reported_and_not_repeated() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (_server, proxy, client) = proxied_client().await;
     let latch = set(&client, "unknown", 100).await;
     let mut expected = latch.count_down().await.unwrap();
     for _ in 0..10 {
         let counted = with_lost_answer(&proxy, latch.count_down()).await;
-        let error = counted.unwrap_err();
-        assert_matches!(error, Error::OutcomeUnknown { .. });
+        assert_matches!(counted, Err(Error::OutcomeUnknown { .. }));
         expected -= 1;
         assert_eq!(latch.count().await.unwrap(), expected);
     }
@@ -364,9 +355,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
 /// set it, in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_answer_does_not_set_or_delete_the_latch_twice() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let direct = Client::connect(&server.url()).await.unwrap();
     // From here on, the server knows the scripts.
     let (latch, seen) = (client.count_down_latch("a"), direct.count_down_latch("a"));

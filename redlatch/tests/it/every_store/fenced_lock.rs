@@ -16,8 +16,7 @@ on_every_store! {
 
 /// Redisson: RedissonFencedLockTest.testTokenIncrease.
 async fn every_acquisition_increments_the_token(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.fenced_lock(&unique("count"));
+    let (_client, lock) = store.object(Client::fenced_lock, "count").await;
     assert_eq!(lock.current_token().await.unwrap(), 0);
     for expected in 1..=5 {
         let guard = match expected {
@@ -68,8 +67,7 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
 }
 
 async fn failed_try_lock_uses_no_token(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.fenced_lock(&unique("vain"));
+    let (_client, lock) = store.object(Client::fenced_lock, "vain").await;
     let guard = held(&lock).await;
     for _ in 0..5 {
         assert!(lock.try_lock().await.unwrap().is_none());
@@ -112,8 +110,7 @@ async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
     let guard = held(&plain).await;
     assert!(fenced.try_lock().await.unwrap().is_none());
     let me = Owner::new();
-    let waiting = tokio::spawn(fenced.lock().owner(me).into_future());
-    until_subscribed(&two, 1).await;
+    let waiting = waiter_of(&two, fenced.lock().owner(me)).await;
     free(guard).await;
     let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(), 1);
@@ -179,11 +176,9 @@ async fn server_error_is_not_reported_as_bad_token() {
     let before = retry_if_late(|| lock.lock()).await;
     let token = before.token();
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let error = before.reenter().await.unwrap_err();
-    assert_matches!(error, Error::Refused { .. });
+    assert_matches!(before.reenter().await, Err(Error::Refused { .. }));
     free(before).await;
-    let error = lock.lock().await.unwrap_err();
-    assert_matches!(error, Error::Refused { .. });
+    assert_matches!(lock.lock().await, Err(Error::Refused { .. }));
     let () = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     let after = retry_if_late(|| lock.lock()).await;
     assert!(after.token() > token);
@@ -204,22 +199,18 @@ async fn tokens_beyond_float_precision_are_exact() {
     free(guard).await;
     for foreign in ["precious", "9223372036854775807"] {
         let () = server.command(&["SET", key, foreign]);
-        let error = lock.lock().await.unwrap_err();
-        assert_matches!(error, Error::WrongKind { .. });
+        assert_matches!(lock.lock().await, Err(Error::WrongKind { .. }));
     }
     assert_eq!(lock.current_token().await.unwrap(), i64::MAX as u64);
     let () = server.command(&["SET", key, "precious"]);
-    let error = lock.current_token().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(lock.current_token().await, Err(Error::WrongKind { .. }));
 }
 
 /// An acquisition whose answer is lost with the connection is repeated, and remains the same
 /// acquisition with the same token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_with_lost_answer_keeps_its_token() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (_server, proxy, client) = proxied_client().await;
     let lock = client.fenced_lock("a");
     lock.run(async {}).await.unwrap();
     let mut expected = 1;
@@ -279,8 +270,7 @@ async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
     assert!(!resource.write(paused.token()), "an update was lost");
     assert!(resource.write(next.token()));
     let paused_token = paused.token();
-    let lost = paused.unlock().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(paused.unlock().await, Err(Error::Lost { .. }));
     let (first, second) = (paused_token, next.token());
     assert_eq!(
         *resource.written.lock().unwrap(),
@@ -305,7 +295,7 @@ async fn paused_holder_knows_of_loss_on_waking() {
 
     assert!(!paused.is_valid());
     let written = paused.run(async { resource.write(paused.token()) }).await;
-    assert_lost(&written.unwrap_err(), Loss::LeaseEnded);
+    assert_lost(written, Loss::LeaseEnded);
     assert_eq!(
         resource.refused.load(Ordering::SeqCst),
         0,

@@ -28,8 +28,7 @@ async fn overlapping_sets_exclude_each_other(store: TestStore) {
         !last.is_locked().await.unwrap(),
         "a refused set holds no value"
     );
-    let waiting = tokio::spawn(others.lock().into_future());
-    until_subscribed(&two, 1).await;
+    let waiting = waiter_of(&two, others.lock()).await;
     free(guard).await;
     let guard = joined("woken", waiting).await;
     assert!(last.is_locked().await.unwrap());
@@ -77,13 +76,11 @@ async fn values_wait_in_queues_of_their_own(store: TestStore) {
     let name = unique("group");
     let [a, b] = ["a", "b"].map(|value| client.group_lock(&name, value));
     let held = a.lock().owner(me).await.unwrap();
-    let waiting = tokio::spawn(a.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiting = waiter_of(&client, a.lock()).await;
     let second = within_limit("another value", b.lock().owner(me));
     let second = second.await.unwrap();
     free(held).await;
-    let next = joined("woken", waiting).await;
-    free(next).await;
+    free(joined("woken", waiting).await).await;
     free(second).await;
 }
 
@@ -94,7 +91,7 @@ async fn forced_unlock_releases_one_value(store: TestStore) {
     let (lost, kept) = (held(&a).await, held(&b).await);
     assert!(a.force_unlock().await.unwrap());
     assert!(!a.force_unlock().await.unwrap());
-    assert_lost(&lost.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(lost.unlock().await, Loss::NotHeld);
     assert!(b.is_held_by(kept.owner()).await.unwrap());
     free(kept).await;
 }
@@ -161,7 +158,7 @@ async fn value_of_a_dead_client_is_free_after_its_lease() {
     let next = alive.group_lock("group", "a").lock().await.unwrap();
     let took = begun.elapsed();
     assert!(took >= 10 * SECOND && took < 11 * SECOND, "{took:?}");
-    assert_lost(&held.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    assert_lost(held.unlock().await, Loss::LeaseEnded);
     dead.flush().await;
     assert!(next.is_valid());
     assert!(
@@ -182,8 +179,7 @@ fn fields(server: &Server, key: &str) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn fields_are_those_of_redisson() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let guard = client
         .group_lock("group", "a")
         .lock()
@@ -214,8 +210,7 @@ async fn fields_are_those_of_redisson() {
 /// A client in Java died. Its fields are removed with its hold, because a late release there would read only these.
 #[tokio::test]
 async fn fields_of_an_ended_hold_are_removed() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let set = |field: &str, text: &str| {
         let _: i64 = server.command(&["HSET", "group", field, text]);
     };
@@ -240,7 +235,7 @@ async fn fields_of_an_ended_hold_are_removed() {
     set(FIELD_OF_A, "java:1");
     set(&format!("{FIELD_OF_A}:java:1:expire_time"), "4000000000000");
     set(&format!("{FIELD_OF_A}:java:1:lock_count"), "1");
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     let left = fields(&server, "group");
     assert!(
         left.iter().all(|(name, _)| !name.contains(owner.as_str())),
@@ -269,8 +264,7 @@ async fn one_script_acquires_all_values() {
 /// Neither a group nor a lock of another kind changes the other.
 #[tokio::test]
 async fn lock_of_another_kind_is_refused() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let group = client.multi_lock("name", ["a", "b"]);
     let guard = held(&client.lock("name")).await;
     let before = fields(&server, "name");
@@ -294,10 +288,9 @@ async fn deleted_group_is_reported_and_wakes_waiters() {
     let server = Server::start();
     let (one, two) = (client(&server).await, client(&server).await);
     let guard = held(&one.multi_lock("group", ["a", "b"])).await;
-    let waiting = tokio::spawn(two.group_lock("group", "b").lock().into_future());
-    until_subscribed(&two, 1).await;
+    let waiting = waiter_of(&two, two.group_lock("group", "b").lock()).await;
     let _: i64 = server.command(&["DEL", "group"]);
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     drop(joined("woken", waiting).await);
 }
 

@@ -186,7 +186,7 @@ async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestSto
     let late = held(&lock).await;
     assert!(theirs.force_unlock().await.unwrap());
     let next = held(&theirs).await;
-    assert_lost(&late.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(late.unlock().await, Loss::NotHeld);
     client.flush().await;
     assert!(theirs.is_held_by(next.owner()).await.unwrap());
     free(next).await;
@@ -209,8 +209,7 @@ async fn release_passes_the_lock_on<K: OwnedKind>(store: TestStore, make: Make<K
         }
         // In any order: each releases the lock to the other.
         let here = async {
-            let guard = joined("served here", here).await;
-            free(guard).await;
+            free(joined("served here", here).await).await;
         };
         let there = async {
             let guard = joined("served there", there).await;
@@ -231,13 +230,13 @@ async fn force_unlock_wakes_a_waiter<K: OwnedKind>(store: TestStore, make: Make<
     assert!(lock.force_unlock().await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
     assert!(!make(&client, &name).is_locked().await.unwrap());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
 
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = joined("admitted", waiting).await;
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
 }
@@ -277,20 +276,18 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
     let client = store.client().await;
     let lock = make(&client, &unique("tries"));
     let acquired = Arc::new(AtomicU32::new(0));
-    let tasks: Vec<_> = (0..16)
-        .map(|_| {
-            let (client, lock, acquired) = (client.clone(), lock.clone(), acquired.clone());
-            tokio::spawn(async move {
-                for _ in 0..100 {
-                    if let Some(guard) = lock.try_lock().await.unwrap() {
-                        assert!(client.status().holds >= 1, "held and not watched");
-                        free(guard).await;
-                        acquired.fetch_add(1, Ordering::SeqCst);
-                    }
+    let tasks = spawn_each(0..16, |_| {
+        let (client, lock, acquired) = (client.clone(), lock.clone(), acquired.clone());
+        async move {
+            for _ in 0..100 {
+                if let Some(guard) = lock.try_lock().await.unwrap() {
+                    assert!(client.status().holds >= 1, "held and not watched");
+                    free(guard).await;
+                    acquired.fetch_add(1, Ordering::SeqCst);
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("tried", tasks).await;
     assert!(
         acquired.load(Ordering::SeqCst) >= 16,
@@ -344,8 +341,7 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     };
     tokio::task::spawn_blocking(dying).await.unwrap();
     let lock = make(&store.client().await, &name);
-    let guard = done("its lease ends", lock.lock()).await;
-    free(guard).await;
+    free(done("its lease ends", lock.lock()).await).await;
 }
 
 /// Waits until the lease has become longer.
@@ -395,8 +391,7 @@ async fn unusual_names_work<K: OwnedKind>(store: TestStore, make: Make<K>) {
         ] {
             let lock = make(&client, &format!("{sort}{}", unique("sort")));
             if ["}{", "{}"].contains(&sort) {
-                let refused = lock.lock().await.unwrap_err();
-                assert_matches!(refused, Error::InvalidName { .. });
+                assert_matches!(lock.lock().await, Err(Error::InvalidName { .. }));
                 continue;
             }
             let guard = held(&lock).await;
@@ -419,8 +414,7 @@ async fn non_reentrant_lock_passes_on_after_release<K: OwnedKind>(store: TestSto
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, lock.lock()).await;
     free(guard).await;
-    let next = joined("handed over", waiting).await;
-    free(next).await;
+    free(joined("handed over", waiting).await).await;
     assert_nothing_left(&client, &lock).await;
 }
 
@@ -450,8 +444,7 @@ async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, ma
     assert!(guard.is_valid());
     free(guard).await;
     assert!(!again.is_locked().await.unwrap());
-    let next = again.lock().owner(me).await.unwrap();
-    free(next).await;
+    free(again.lock().owner(me).await.unwrap()).await;
 }
 
 /// Redisson: testTryLockWait, testTryLockAsyncWaitTime.
@@ -499,7 +492,7 @@ async fn next_waiter_acquires_when_fixed_lease_ends<K: OwnedKind>(client: Client
         "{took:?}"
     );
     assert!(!late.is_valid());
-    assert_lost(&late.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    assert_lost(late.unlock().await, Loss::LeaseEnded);
     client.flush().await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
@@ -551,8 +544,7 @@ async fn hold_after_a_reentered_one_is_renewed<K: OwnedKind>(client: Client, mak
     let lock = make(&client, "a");
     for me in [Owner::new(), Owner::new()] {
         let outer = lock.lock().owner(me).await.unwrap();
-        let inner = outer.reenter().await.unwrap();
-        free(inner).await;
+        free(outer.reenter().await.unwrap()).await;
         free(outer).await;
         for next in [me, Owner::new()] {
             let guard = lock.lock().owner(next).await.unwrap();
@@ -589,8 +581,7 @@ async fn unreachable_server_is_an_error<K: OwnedKind>(mut server: Server, make: 
 
 /// Redisson: testLockAfterTimeout.
 async fn restart_reports_loss_and_renews_new_hold<K: OwnedKind>(mut server: Server, make: Make<K>) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let lock = make(&client, "a");
     let forgotten = held(&lock).await;
     server.restart();
@@ -613,19 +604,17 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
 ) {
     let settings = Client::builder().subscription_linger(Duration::from_millis(10));
     let client = settings.connect(&server.url()).await.unwrap();
-    let tasks: Vec<_> = (0..32)
-        .map(|task| {
-            let client = client.clone();
-            tokio::spawn(async move {
-                for turn in 0..10 {
-                    let lock = make(&client, &format!("lock-{}", (task + turn) % 5));
-                    let guard = held(&lock).await;
-                    tokio::task::yield_now().await;
-                    free(guard).await;
-                }
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..32, |task| {
+        let client = client.clone();
+        async move {
+            for turn in 0..10 {
+                let lock = make(&client, &format!("lock-{}", (task + turn) % 5));
+                let guard = held(&lock).await;
+                tokio::task::yield_now().await;
+                free(guard).await;
+            }
+        }
+    });
     done_all("every turn", tasks).await;
     until("no subscription is left", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);

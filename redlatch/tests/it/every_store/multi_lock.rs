@@ -179,8 +179,7 @@ async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
         assert!(!waiting.is_finished());
         free(guard).await;
     }
-    let guard = joined("woken", waiting).await;
-    free(guard).await;
+    free(joined("woken", waiting).await).await;
     assert_nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
@@ -206,8 +205,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
     let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
     let held = token.lock().await.unwrap();
     let before = held.token();
-    let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
-    until("it waits", async || client.status().subscriptions > 0).await;
+    let waiting = waiter_of(&client, apart.lock().owner(Owner::new())).await;
     free(held).await;
     let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(&token), Some(before + 1));
@@ -229,8 +227,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
     }
     let waiting = tokio::spawn(waiting);
     free(held).await;
-    let guard = joined("spun", waiting).await;
-    free(guard).await;
+    free(joined("spun", waiting).await).await;
     assert_nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
 }
 
@@ -252,8 +249,7 @@ async fn fair_and_read_write_members(store: TestStore) {
     let theirs = (other.fair_lock(&b), other.read_write_lock(&c));
     let held = theirs.0.lock().await.unwrap();
     assert!(multi.try_lock().await.unwrap().is_none());
-    let waiting = tokio::spawn(multi.lock().into_future());
-    until("it waits", async || client.status().subscriptions > 0).await;
+    let waiting = waiter_of(&client, multi.lock()).await;
     // The waiter may be in the middle of an attempt, and hold the first member for that long.
     until("it holds nothing", async || !is_held(&other, &a).await).await;
     let reader = theirs.1.read().lock().await.unwrap();
@@ -332,8 +328,7 @@ async fn owner_does_not_block_itself(store: TestStore) {
     let (a, b) = (unique("own-a"), unique("own-b"));
     let owner = Owner::new();
     let outer = client.lock(&a).lock().owner(owner).await.unwrap();
-    let next = tokio::spawn(client.lock(&a).lock().into_future());
-    until_subscribed(&client, 1).await;
+    let next = waiter_of(&client, client.lock(&a).lock()).await;
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let inner = within_limit("re-entered", multi.lock().owner(owner)).await;
     free(inner.unwrap()).await;
@@ -373,16 +368,14 @@ async fn non_reentrant_member_refuses_its_owner(store: TestStore) {
 }
 
 async fn fixed_lease_is_not_renewed(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let (a, b) = (unique("lease-a"), unique("lease-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let fixed = retry_if_late(|| multi.lock().lease(Duration::from_millis(300))).await;
     within_limit("lost", fixed.lost()).await;
     assert!(!fixed.is_valid());
     assert_eq!(fixed.valid_for(), Duration::ZERO);
-    let lost = fixed.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::LeaseEnded);
+    assert_lost(fixed.unlock().await, Loss::LeaseEnded);
     // Without a fixed lease, it is renewed.
     let renewed = held(&multi).await;
     let lock = client.lock(&b);
@@ -429,16 +422,14 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
 }
 
 async fn one_lost_member_means_a_lost_guard(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let (a, b) = (unique("lost-a"), unique("lost-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let guard = held(&multi).await;
     assert!(client.lock(&b).force_unlock().await.unwrap());
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
-    let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(guard.run(std::future::pending::<()>()).await, Loss::NotHeld);
     drop(guard);
     assert_nothing_left(&client, &[&a, &b]).await;
 }
@@ -589,24 +580,22 @@ async fn contend(
     }
     let names = ["a", "b", "c"].map(|n| unique(&format!("order-{n}")));
     let inside = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
-    let players: Vec<_> = (0..PLAYERS)
-        .map(|n| {
-            let (clients, names, inside) = (all.clone(), names.clone(), inside.clone());
-            tokio::spawn(async move {
-                for round in 0..ROUNDS {
-                    let guard = held(&multi(&clients, names.clone(), n, round)).await;
-                    for one in &inside {
-                        assert!(!one.swap(true, Ordering::SeqCst), "two at once");
-                    }
-                    tokio::task::yield_now().await;
-                    for one in &inside {
-                        one.store(false, Ordering::SeqCst);
-                    }
-                    free(guard).await;
+    let players = spawn_each(0..PLAYERS, |n| {
+        let (clients, names, inside) = (all.clone(), names.clone(), inside.clone());
+        async move {
+            for round in 0..ROUNDS {
+                let guard = held(&multi(&clients, names.clone(), n, round)).await;
+                for one in &inside {
+                    assert!(!one.swap(true, Ordering::SeqCst), "two at once");
                 }
-            })
-        })
-        .collect();
+                tokio::task::yield_now().await;
+                for one in &inside {
+                    one.store(false, Ordering::SeqCst);
+                }
+                free(guard).await;
+            }
+        }
+    });
     done_all("all get their turns", players).await;
     for client in &all {
         assert_nothing_left(client, &names.each_ref().map(String::as_str)).await;
@@ -634,18 +623,15 @@ async fn invalid_members_are_rejected(store: TestStore) {
     free(guard).await;
     // The same owner cannot hold it as another kind of lock.
     let kinds = once.clone().and(client.fenced_lock(&name));
-    let error = kinds.lock().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(kinds.lock().await, Err(Error::WrongKind { .. }));
 
     let unnamed = once.clone().and(client.lock(""));
-    let error = unnamed.lock().await.unwrap_err();
-    assert_matches!(error, Error::InvalidName { .. });
+    assert_matches!(unnamed.lock().await, Err(Error::InvalidName { .. }));
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = once.lock().lease(lease).await.unwrap_err();
         assert_matches!(error, Error::InvalidLease { .. });
     }
-    let endless = once.try_lock().wait(Duration::MAX).await.unwrap();
-    drop(endless);
+    drop(once.try_lock().wait(Duration::MAX).await.unwrap());
     let many = MultiLock::new((0..1000).map(|n| client.lock(&format!("{name}-{n}"))));
     let guard = held(&many).await;
     assert_eq!(client.status().holds, 1000);
@@ -689,8 +675,7 @@ async fn run_holds_all_locks(store: TestStore) {
     let lost = multi.run(async {
         client.lock(&a).force_unlock().await.unwrap();
     });
-    let lost = lost.await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(lost.await, Err(Error::Lost { .. }));
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -752,9 +737,7 @@ async fn flushed_scripts_are_loaded_again() {
 /// The answer is lost and the step is repeated: acquired once, released once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_step_is_held_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (_server, proxy, client) = proxied_client().await;
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     free(held(&multi).await).await;
@@ -786,8 +769,7 @@ async fn unresponsive_store_leaves_nothing_behind() {
             assert!(!matches!(poll_up_to(3, &mut waiting).await, Some(Ok(_))));
             drop(waiting);
         } else {
-            let error = waiting.await.unwrap_err();
-            assert_matches!(error, Error::ResponseTimeout { .. });
+            assert_matches!(waiting.await, Err(Error::ResponseTimeout { .. }));
         }
         assert_nothing_left(&here, &["a", "d"]).await;
         server.thaw();

@@ -183,15 +183,13 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stores: TestStores) {
         assert!(begun.elapsed() >= wait);
     }
     // Ten requests of one client wait, and acquire it one after the other.
-    let waiting: Vec<_> = (0..10)
-        .map(|_| {
-            let lock = lock.clone();
-            tokio::spawn(async move {
-                let guard = lock.try_lock().wait(LONG).await.unwrap().unwrap();
-                free(guard).await;
-            })
-        })
-        .collect();
+    let waiting = spawn_each(0..10, |_| {
+        let lock = lock.clone();
+        async move {
+            let guard = lock.try_lock().wait(LONG).await.unwrap().unwrap();
+            free(guard).await;
+        }
+    });
     free(held).await;
     done_all("served", waiting).await;
     for client in &clients {
@@ -215,9 +213,7 @@ async fn owner_can_reenter(stores: TestStores) {
 }
 
 async fn lost_minority_does_no_harm(stores: TestStores) {
-    let clients = stores
-        .clients_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let clients = stores.clients_with(renewing()).await;
     let lock = red_lock(&clients, "a");
     let guard = held(&lock).await;
     let mut lost = pin!(guard.lost());
@@ -234,10 +230,8 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     }
     within_limit("the loss is reported", lost).await;
     assert!(!guard.is_valid());
-    let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
-    assert_lost(&error, Loss::NotHeld);
-    let error = guard.unlock().await.unwrap_err();
-    assert_matches!(error, Error::Lost { .. });
+    assert_lost(guard.run(std::future::pending::<()>()).await, Loss::NotHeld);
+    assert_matches!(guard.unlock().await, Err(Error::Lost { .. }));
     // All members are free.
     assert_nothing_left(&clients, "a").await;
     // A release that finds a minority gone has released the lock; one that finds a majority gone
@@ -248,8 +242,7 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     let guard = held(&lock).await;
     clients[0].lock("a").force_unlock().await.unwrap();
     clients[1].lock("a").force_unlock().await.unwrap();
-    let error = guard.unlock().await.unwrap_err();
-    assert_matches!(error, Error::Lost { .. });
+    assert_matches!(guard.unlock().await, Err(Error::Lost { .. }));
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -261,8 +254,7 @@ async fn lost_majority_is_reported_at_release(stores: TestStores) {
     let guard = held(&red_lock(&clients, "a")).await;
     assert_eq!(guard.held_members(), 2);
     assert!(others[0].lock("a").force_unlock().await.unwrap());
-    let lost = guard.unlock().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(guard.unlock().await, Err(Error::Lost { .. }));
     free(theirs).await;
     assert_nothing_left(&clients, "a").await;
 }
@@ -302,11 +294,9 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = red_lock(&clients, "a");
     let none = RedLock::new(Vec::<Member>::new());
-    let error = none.try_lock().await.unwrap_err();
-    assert_matches!(error, Error::InvalidMembers { .. });
+    assert_matches!(none.try_lock().await, Err(Error::InvalidMembers { .. }));
     let unnamed = lock.clone().and(clients[0].lock(""));
-    let error = unnamed.lock().await.unwrap_err();
-    assert_matches!(error, Error::InvalidName { .. });
+    assert_matches!(unnamed.lock().await, Err(Error::InvalidName { .. }));
     for timeout in [Duration::ZERO, Duration::MAX] {
         let error = lock
             .clone()
@@ -368,8 +358,7 @@ async fn invalid_input_is_rejected(stores: TestStores) {
         assert_eq!(guard.held_members(), 2);
         free(guard).await;
         let () = servers[2].command(&["SET", "a", "5"]);
-        let error = lock.lock().await.unwrap_err();
-        assert_matches!(error, Error::WrongKind { .. });
+        assert_matches!(lock.lock().await, Err(Error::WrongKind { .. }));
         let _: i64 = servers[0].command(&["DEL", "a"]);
         let _: i64 = servers[2].command(&["DEL", "a"]);
     }
@@ -386,8 +375,7 @@ async fn run_holds_the_lock(stores: TestStores) {
             client.lock("a").force_unlock().await.unwrap();
         }
     });
-    let lost = lost.await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(lost.await, Err(Error::Lost { .. }));
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -547,8 +535,7 @@ async fn without_a_majority_there_is_no_lock() {
     let waiting = tokio::spawn(lock.lock().into_future());
     all[0].thaw();
     all[2].thaw();
-    let guard = joined("at last", waiting).await;
-    free(guard).await;
+    free(joined("at last", waiting).await).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -618,8 +605,7 @@ async fn clock_allowance_is_subtracted() {
     // The servers keep it longer than that.
     assert_eq!(holders(&clients, "a").await, 5);
     assert!(!guard.is_valid());
-    let error = guard.unlock().await.unwrap_err();
-    assert_lost(&error, Loss::LeaseEnded);
+    assert_lost(guard.unlock().await, Loss::LeaseEnded);
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -659,8 +645,7 @@ async fn waiter_does_not_block_requests_for_its_members() {
     })
     .await;
     free(first).await;
-    let member = joined("the member is free", member).await;
-    free(member).await;
+    free(joined("the member is free", member).await).await;
     let of_others = [
         clients[0].lock("a"),
         clients[3].lock("a"),
@@ -793,7 +778,7 @@ async fn simultaneous_restart_of_majority_loses_the_lock() {
     all[..2].iter_mut().for_each(Server::restart);
     within_limit("lost", guard.lost()).await;
     assert!(!guard.is_valid());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -859,7 +844,7 @@ async fn lost_and_refused_members_are_acquired_again() {
     let theirs = held(&others[0].lock("a")).await;
     tokio::time::sleep(60 * SECOND).await;
     assert!(!guard.is_valid());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     free(theirs).await;
     assert_nothing_left(&clients, "a").await;
 }
@@ -901,7 +886,7 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
                 continue;
             }
         };
-        assert_lost(&guard.unlock().await.unwrap_err(), reason);
+        assert_lost(guard.unlock().await, reason);
     }
 }
 
@@ -934,7 +919,7 @@ async fn reentered_lock_regains_members_for_each_guard() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_ends_while_members_are_requested() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let settings = settings.response_timeout(SHORT);
     let mut clients = Vec::new();
     for server in &servers {

@@ -19,14 +19,13 @@ async fn reentering_does_not_revive_a_lost_hold(store: TestStore) {
     // Another owner held it in between; now it is free again.
     other.lock(&name).run(async {}).await.unwrap();
     let again = outer.reenter().await;
-    assert_lost(&again.unwrap_err(), Loss::NotHeld);
+    assert_lost(again, Loss::NotHeld);
     assert!(!outer.is_valid());
     assert!(!client.lock(&name).is_locked().await.unwrap());
 }
 
 async fn dropped_inner_guard_does_not_make_unlock_report_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("inner"));
+    let (client, lock) = store.object(Client::lock, "inner").await;
     for _ in 0..300 {
         let outer = held(&lock).await;
         let (one, two) = (
@@ -42,8 +41,7 @@ async fn dropped_inner_guard_does_not_make_unlock_report_loss(store: TestStore) 
 }
 
 async fn canceled_reentry_does_not_make_unlock_report_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancelled"));
+    let (client, lock) = store.object(Client::lock, "cancelled").await;
     for _ in 0..300 {
         let outer = held(&lock).await;
         let mut again = outer.reenter().into_future();

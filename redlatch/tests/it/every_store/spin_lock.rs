@@ -85,12 +85,10 @@ async fn one_waiter_per_client_asks_the_server() {
     );
     let guard = held(&holder.spin_lock("a")).await;
     let spin = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
-    let waiters: Vec<_> = (0..WAITERS)
-        .map(|_| {
-            let lock = spin.clone();
-            tokio::spawn(async move { free(held(&lock).await).await })
-        })
-        .collect();
+    let waiters = spawn_each(0..WAITERS, |_| {
+        let lock = spin.clone();
+        async move { free(held(&lock).await).await }
+    });
     // Each waiter that starts before the local queue exists sends one request.
     let before = script_calls(&server);
     until("all have arrived and one keeps polling", async || {
@@ -136,15 +134,12 @@ async fn woken_and_spinning_waiters_take_turns(store: TestStore) {
     let name = unique("turns");
     let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
     let guard = spin.lock().lease(SHORT).await.unwrap();
-    let waiting = tokio::spawn(plain.lock().into_future());
-    until_subscribed(&one, 1).await;
+    let waiting = waiter_of(&one, plain.lock()).await;
     free(guard).await;
-    let next = joined("it retries", waiting).await;
-    free(next).await;
+    free(joined("it retries", waiting).await).await;
 
     let guard = spin.lock().lease(10 * LONG).await.unwrap();
-    let waiting = tokio::spawn(plain.lock().into_future());
-    until_subscribed(&one, 1).await;
+    let waiting = waiter_of(&one, plain.lock()).await;
     assert!(spin.force_unlock().await.unwrap());
     let next = joined("woken", waiting).await;
     assert!(guard.unlock().await.is_err());

@@ -21,8 +21,7 @@ on_every_store! {
 }
 
 async fn acquiring_a_free_lock(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-free"));
+    let (client, lock) = store.object(Client::lock, "cancel-free").await;
     drop_after_each_poll(async |polls| {
         let guard = poll_up_to(polls, lock.lock()).await;
         let through = guard.is_some();
@@ -50,8 +49,7 @@ async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
 }
 
 async fn waiting_in_the_local_queue(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-line"));
+    let (client, lock) = store.object(Client::lock, "cancel-line").await;
     drop_after_each_poll(async |polls| {
         // One waiter before and one after: a waiter that leaves the queue must not block the next
         // one.
@@ -80,8 +78,7 @@ async fn waiting_in_the_local_queue(store: TestStore) {
 }
 
 async fn reentering(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-again"));
+    let (client, lock) = store.object(Client::lock, "cancel-again").await;
     drop_after_each_poll(async |polls| {
         let outer = held(&lock).await;
         let inner = poll_up_to(polls, outer.reenter()).await;
@@ -98,8 +95,7 @@ async fn reentering(store: TestStore) {
 }
 
 async fn releasing(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-unlock"));
+    let (client, lock) = store.object(Client::lock, "cancel-unlock").await;
     drop_after_each_poll(async |polls| {
         let guard = held(&lock).await;
         let released = poll_up_to(polls, guard.unlock()).await;
@@ -110,8 +106,7 @@ async fn releasing(store: TestStore) {
 }
 
 async fn working_under_a_lock(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-run"));
+    let (client, lock) = store.object(Client::lock, "cancel-run").await;
     drop_after_each_poll(async |polls| {
         let work = async {
             for _ in 0..3 {
@@ -142,8 +137,7 @@ async fn release_between_any_two_polls_wakes_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert!(lock.is_locked().await.unwrap());
         free(held).await;
-        let guard = done("woken, not slept through", waiter).await;
-        free(guard).await;
+        free(done("woken, not slept through", waiter).await).await;
     }
 }
 
@@ -170,9 +164,7 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
 /// release is unanswered. The guard's own release then finds no hold, but this is not a loss.
 #[tokio::test(flavor = "current_thread")]
 async fn release_by_canceled_request_of_same_owner_is_no_loss() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let (lock, me) = (client.lock("a"), Owner::new());
     // So that the server knows both scripts.
     free(held(&lock).await).await;
@@ -205,19 +197,16 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_canceled_requests_leave_nothing_behind() {
     let store = TestStore::server();
-    let client = store.client().await;
-    let lock = client.lock(&unique("crowd"));
+    let (client, lock) = store.object(Client::lock, "crowd").await;
     for round in 0..5u64 {
-        let crowd: Vec<_> = (0..100u64)
-            .map(|n| {
-                let lock = lock.clone();
-                tokio::spawn(async move {
-                    let limit = Duration::from_micros((n * 7919 + round * 104_729) % 5000);
-                    let waiting = lock.lock().into_future();
-                    drop(tokio::time::timeout(limit, waiting).await);
-                })
-            })
-            .collect();
+        let crowd = spawn_each(0..100u64, |n| {
+            let lock = lock.clone();
+            async move {
+                let limit = Duration::from_micros((n * 7919 + round * 104_729) % 5000);
+                let waiting = lock.lock().into_future();
+                drop(tokio::time::timeout(limit, waiting).await);
+            }
+        });
         for one in crowd {
             one.await.unwrap();
         }

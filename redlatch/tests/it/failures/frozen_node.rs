@@ -95,8 +95,7 @@ async fn frozen_node_loses_no_lock_on_other_nodes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_node_uses_up_no_turns_of_other_nodes() {
     let cluster = three_masters();
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
+    let client = connect(long_timeout(), &cluster.url()).await;
     let names = names(&cluster, 6000);
     let at_frozen = some(&names, 1500, true);
     let elsewhere = some(&names, 20, false);

@@ -70,7 +70,7 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
 #[test]
 fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
     let server = Server::start();
-    let settings = || Client::builder().response_timeout(LONG);
+    let settings = || long_timeout();
     let ours = blocking::Client::with(settings(), &server.url()).unwrap();
     let theirs = blocking::Client::with(settings(), &server.url()).unwrap();
     let red = blocking::RedLock::new([ours.lock("a")]).member_timeout(BRIEF / 5);
@@ -134,14 +134,12 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
         }
     };
     within_limit("lost", lost.lost()).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&ours, 1).await;
+    let waiter = waiter_of(&ours, lock.lock()).await;
     // Queues behind the waiter, and is canceled there.
     let canceled = poll_up_to(1, lock.lock().owner(me)).await;
     assert!(canceled.is_none());
     drop(lost);
-    let next = joined("released", waiter).await;
-    free(next).await;
+    free(joined("released", waiter).await).await;
 }
 
 const NAMES: [&str; 2] = ["{x}1", "{x}2"];
@@ -188,7 +186,7 @@ type NumberedGuard = (u64, (usize, Owner), Held);
 /// State that all tasks share.
 struct SharedState {
     server: Server,
-    proxy: Proxy,
+    proxy: Arc<Proxy>,
     clients: [Client; 2],
     locks: [[FencedLock; 2]; 2],
     guards: Mutex<Vec<NumberedGuard>>,
@@ -402,8 +400,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     let seconds = std::env::var("REDLATCH_SECONDS").ok();
     let lasts = Duration::from_secs(seconds.map_or(5, |seconds| seconds.parse().unwrap()));
     let seed = seed();
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let connect = async || {
         let settings = Client::builder()
             .watchdog_lease(Duration::from_millis(600))

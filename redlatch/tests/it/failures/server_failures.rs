@@ -28,10 +28,7 @@ fn short_timeout() -> redlatch::ClientBuilder {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn released_lock_is_not_renewed() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let sentinel = held(&client.lock("sentinel")).await;
     let me = Owner::new();
     let owner = String::from(client.owner_id(me));
@@ -63,8 +60,7 @@ async fn released_lock_is_not_renewed() {
 /// F2: when renewal fails, the holder knows before the server expires the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_learns_of_loss_before_lease_ends() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let watchdog = Duration::from_secs(2);
     let client = with_watchdog(watchdog).connect(&proxy.url()).await.unwrap();
     let lock = client.lock("a");
@@ -91,8 +87,7 @@ async fn holder_learns_of_loss_before_lease_ends() {
             tokio::task::yield_now().await;
         }
         within_limit("the loss is reported", guard.lost()).await;
-        let lost = guard.unlock().await.unwrap_err();
-        assert_lost(&lost, Loss::LeaseEnded);
+        assert_lost(guard.unlock().await, Loss::LeaseEnded);
         proxy.stall(false);
         proxy.refuse(false);
         until("nothing is left", async || client.status().holds == 0).await;
@@ -102,8 +97,7 @@ async fn holder_learns_of_loss_before_lease_ends() {
 /// F3: failed renewals are retried; after the connection is restored, the lock stays held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_survives_a_broken_connection() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let client = with_watchdog(WATCHDOG).connect(&proxy.url()).await.unwrap();
     let guard = held(&client.lock("a")).await;
     for way in ["refused", "cut", "stalled"] {
@@ -132,14 +126,12 @@ async fn renewal_survives_a_broken_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     let mut server = Server::start();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let guard = held(&client.lock("a")).await;
     server.restart();
     within_limit("the loss is reported", guard.lost()).await;
     assert!(guard.unlock().await.is_err());
-    let guard = held(&client.lock("a")).await;
-    free(guard).await;
+    free(held(&client.lock("a")).await).await;
 }
 
 /// A server that does not answer causes a response timeout; one to which no connection can be
@@ -151,8 +143,7 @@ async fn connection_failure_differs_from_response_timeout() {
     let name = unique("unreachable");
     let lock = client.lock(&name);
     proxy.stall(true);
-    let error = lock.try_lock().await.unwrap_err();
-    assert_matches!(error, Error::ResponseTimeout { .. });
+    assert_matches!(lock.try_lock().await, Err(Error::ResponseTimeout { .. }));
     // From now on connections are accepted, but no data is sent on them.
     proxy.cut();
     let said = "no connection within";
@@ -195,9 +186,7 @@ async fn acquisition_without_answer_is_undone() {
 /// same acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_with_lost_answer_is_acquired_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let lock = client.lock("a");
     lock.run(async {}).await.unwrap();
     for _ in 0..10 {
@@ -225,9 +214,7 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
 /// hold that another owner acquired in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_with_lost_answer_succeeds_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let other = Client::connect(&server.url()).await.unwrap();
     for _ in 0..10 {
         let guard = held(&client.lock("a")).await;
@@ -243,10 +230,7 @@ async fn release_with_lost_answer_succeeds_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let kept = held(&client.lock("kept")).await;
     for n in 0..20 {
         let lock = client.lock(&format!("flushed-{n}"));
@@ -266,16 +250,12 @@ async fn flushed_scripts_are_loaded_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_data_is_reported_as_loss() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let guard = held(&client.lock("a")).await;
     let _: () = server.command(&["FLUSHALL"]);
     let other = held(&client.lock("a")).await;
     within_limit("the loss is reported", guard.lost()).await;
-    let lost = guard.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     assert!(other.is_valid());
     free(other).await;
 }
@@ -284,10 +264,7 @@ async fn flushed_data_is_reported_as_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_bad_key_does_not_fail_the_renewal_batch() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let mut guards = Vec::new();
     for n in 0..150 {
         guards.push(held(&client.lock(&format!("batch-{n}"))).await);
@@ -307,11 +284,7 @@ async fn one_bad_key_does_not_fail_the_renewal_batch() {
 async fn contention_loses_no_lease() {
     // A separate server: other tests would wait behind the crowd.
     let server = Server::start();
-    let client = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let family = unique("crowded");
     let mut held = Vec::new();
     for n in 0..50 {
@@ -319,18 +292,16 @@ async fn contention_loses_no_lease() {
     }
     let over = Arc::new(AtomicBool::new(false));
     let attempts = Arc::new(AtomicU64::new(0));
-    let crowd: Vec<_> = (0..1000)
-        .map(|n| {
-            let lock = client.lock(&format!("{family}:{}", n % 50));
-            let (over, attempts) = (over.clone(), attempts.clone());
-            tokio::spawn(async move {
-                while !over.load(Ordering::Relaxed) {
-                    assert!(lock.try_lock().await.unwrap().is_none());
-                    attempts.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        })
-        .collect();
+    let crowd = spawn_each(0..1000, |n| {
+        let lock = client.lock(&format!("{family}:{}", n % 50));
+        let (over, attempts) = (over.clone(), attempts.clone());
+        async move {
+            while !over.load(Ordering::Relaxed) {
+                assert!(lock.try_lock().await.unwrap().is_none());
+                attempts.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
     let mut seen: Vec<_> = held.iter().map(|guard| (guard.valid_for(), 0)).collect();
     until("each is renewed twice", || {
         for (guard, (before, renewals)) in held.iter().zip(&mut seen) {
@@ -367,8 +338,7 @@ async fn client_recovers_from_refused_reconnection() {
         .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
         .query(&mut admin)
         .unwrap();
-    let error = lock.lock().await.unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
+    assert_matches!(lock.lock().await, Err(Error::Unavailable { .. }));
     config("1000", &mut admin);
     retry_if_late(|| lock.run(async {})).await;
 }
@@ -394,8 +364,7 @@ async fn dropped_client_closes_its_connection() {
 /// The result of the work is not discarded because the release was not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_returns_the_result_if_the_release_is_not_answered() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (_server, proxy) = proxied_server();
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&proxy.url()).await.unwrap();
     let lock = client.lock("a");
@@ -481,12 +450,11 @@ async fn unsent_attempts_need_no_settling() {
         client.status().background == 0
     })
     .await;
-    let tries: Vec<_> = (0..500)
-        .map(|n| tokio::spawn(client.lock(&format!("n-{n}")).try_lock().into_future()))
-        .collect();
+    let tries = spawn_each(0..500, |n| {
+        client.lock(&format!("n-{n}")).try_lock().into_future()
+    });
     for one in tries {
-        let error = done("refused", one).await.unwrap_err();
-        assert_matches!(error, Error::Unavailable { .. });
+        assert_matches!(done("refused", one).await, Err(Error::Unavailable { .. }));
     }
     assert_eq!(client.status().background, 0);
 }

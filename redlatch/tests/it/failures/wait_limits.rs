@@ -13,11 +13,6 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// Answered long before the response timeout.
 const AT_THE_LIMIT: Duration = Duration::from_secs(20);
 
-async fn long_timeout_client(url: &str) -> Client {
-    let settings = Client::builder().response_timeout(LONG);
-    settings.connect(url).await.unwrap()
-}
-
 /// Runs every waiting request once with a limit. Returns whether each was granted.
 async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
     let named = Owner::new();
@@ -58,7 +53,7 @@ async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Res
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_while_connections_are_refused() {
     let mut server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     server.kill();
     for (kind, answer) in each_request(&client, LIMIT).await {
         let error = answer.unwrap_err();
@@ -75,7 +70,7 @@ async fn wait_limit_holds_while_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_while_the_server_is_frozen() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     server.freeze();
     for (kind, answer) in each_request(&client, LIMIT).await {
         let error = answer.unwrap_err();
@@ -93,7 +88,7 @@ async fn wait_limit_holds_while_the_server_is_frozen() {
 #[test]
 fn blocking_wait_limit_holds_while_connections_are_refused() {
     let mut server = Server::start();
-    let settings = Client::builder().response_timeout(LONG);
+    let settings = long_timeout();
     let client = blocking::Client::with(settings, &server.url()).unwrap();
     server.kill();
     let (lock, other) = (client.lock("a"), client.lock("b"));
@@ -117,7 +112,7 @@ fn blocking_wait_limit_holds_while_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     server.freeze();
     let first = tokio::spawn(lock.lock().owner(me).into_future());
@@ -132,7 +127,7 @@ async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_none_if_last_answer_was_held() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     let guard = held(&client.lock("a")).await;
     let lock = client.lock("a");
     let waits = |limit: Duration| tokio::spawn(lock.try_lock().wait(limit).into_future());
@@ -164,11 +159,9 @@ async fn until_queue_knows(lock: &Lock, known: bool) {
 /// and has got no answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder().response_timeout(10 * LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
-    let holder = long_timeout_client(&server.url()).await;
+    let (server, proxy) = proxied_server();
+    let client = connect(Client::builder().response_timeout(10 * LONG), &proxy.url()).await;
+    let holder = connect(long_timeout(), &server.url()).await;
     let held = holder.lock("a").lock().await.unwrap();
     let lock = client.lock("a");
     let first = tokio::spawn(lock.lock().into_future());
@@ -188,9 +181,8 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
 /// If the process paused until the limit, the answer may be in flight.
 #[tokio::test]
 async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = long_timeout_client(&proxy.url()).await;
+    let (_server, proxy) = proxied_server();
+    let client = connect(long_timeout(), &proxy.url()).await;
     free(held(&client.lock("a")).await).await;
     proxy.delay(Duration::from_millis(10));
     let mut obtained = 0;
@@ -210,14 +202,11 @@ async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_name_fail_together() {
     let mut server = Server::start();
-    let holder = long_timeout_client(&server.url()).await;
+    let holder = connect(long_timeout(), &server.url()).await;
     let timeout = Duration::from_secs(1);
-    let settings = Client::builder().response_timeout(timeout);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(Client::builder().response_timeout(timeout), &server.url()).await;
     let guard = held(&holder.lock("a")).await;
-    let waiters: Vec<_> = (0..60)
-        .map(|_| tokio::spawn(client.lock("a").lock().into_future()))
-        .collect();
+    let waiters = spawn_each(0..60, |_| client.lock("a").lock());
     until("they wait", async || server.info("pubsub_channels") == "1").await;
     server.kill();
     let begun = Instant::now();
@@ -252,7 +241,7 @@ async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_left_their_queue_report_unreachable_store() {
     let mut server = Server::start();
-    let holder = long_timeout_client(&server.url()).await;
+    let holder = connect(long_timeout(), &server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let settings = settings.outage_limit(10 * LONG);
     let url = server.url();
@@ -281,12 +270,10 @@ async fn unanswered_inspections_keep_no_turns() {
     let url = server.url();
     let client = retry_transient(|| settings.clone().connect(&url)).await;
     server.freeze();
-    let inspecting: Vec<_> = (0..700)
-        .map(|i| {
-            let latch = client.count_down_latch(&format!("l{i}"));
-            tokio::spawn(async move { latch.wait().await })
-        })
-        .collect();
+    let inspecting = spawn_each(0..700, |i| {
+        let latch = client.count_down_latch(&format!("l{i}"));
+        async move { latch.wait().await }
+    });
     let latch = client.count_down_latch("once");
     // By the second failure, the others have failed at least once, too.
     for _ in 0..2 {
@@ -302,10 +289,8 @@ async fn unanswered_inspections_keep_no_turns() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_of_one_owner_fail_together() {
     let server = Server::start();
-    let settings = Client::builder()
-        .response_timeout(Duration::from_secs(1))
-        .watchdog_lease(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
+    let client = connect(settings.watchdog_lease(LONG), &server.url()).await;
     let (lock, other, me) = (client.lock("a"), client.lock("b"), Owner::new());
     let both = MultiLock::new([&lock, &other]);
     let mut guards = Vec::new();
@@ -342,9 +327,8 @@ fn cut(proxy: &Proxy) {
 /// The waiter was queued when the outage began, and retries faster than its queue ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queued_waiter_fails_at_the_outage_limit() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let holder = long_timeout_client(&server.url()).await;
+    let (server, proxy) = proxied_server();
+    let holder = connect(long_timeout(), &server.url()).await;
     let guard = held(&holder.lock("a")).await;
     for linger in [Duration::ZERO, Duration::from_secs(1), LIMIT * 60] {
         let settings = Client::builder()
@@ -368,9 +352,8 @@ async fn queued_waiter_fails_at_the_outage_limit() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let holder = long_timeout_client(&server.url()).await;
+    let (server, proxy) = proxied_server();
+    let holder = connect(long_timeout(), &server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&proxy.url()).await.unwrap();
     let guard = held(&holder.lock("a")).await;
@@ -448,8 +431,7 @@ async fn attempts_that_wait_for_replicas_are_one_outage() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_lifts_the_outage_limit_of_its_client() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (_server, proxy) = proxied_server();
     let settings = Client::builder()
         .response_timeout(Duration::from_millis(300))
         .outage_limit(Duration::from_millis(300));
@@ -475,8 +457,7 @@ async fn request_lifts_the_outage_limit_of_its_client() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outage_limit_of_the_client_applies_to_every_request() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let settings = Client::builder()
         .response_timeout(Duration::from_millis(300))
         .outage_limit(None);
@@ -543,7 +524,7 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multi_lock_retries_what_a_single_lock_retries() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     let _: String = server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let (a, b, c) = (client.lock("a"), client.lock("b"), client.lock("c"));
     let both = MultiLock::new([&a, &b]);
@@ -592,8 +573,7 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     };
     let once = tokio::spawn(client.lock("a").try_lock().into_future());
     interrupt().await;
-    let error = done("answered", once).await.unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
+    assert_matches!(done("answered", once).await, Err(Error::Unavailable { .. }));
     let waiter = tokio::spawn(client.lock("b").lock().into_future());
     interrupt().await;
     // It retries.

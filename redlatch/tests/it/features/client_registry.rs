@@ -75,8 +75,7 @@ async fn holds_and_waits_are_shown_in_cluster() {
 
 #[tokio::test]
 async fn nothing_remains_after_release() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let name = unique("cleaned");
     let guard = held(&client.lock(&name)).await;
     until_registered(&client, &name).await;
@@ -258,8 +257,7 @@ async fn documented_rule_allows_the_registry() {
 
 #[tokio::test]
 async fn client_is_registered_again_when_the_server_has_memory() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let name = unique("full");
     let guard = held(&client.lock(&name)).await;
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -272,8 +270,7 @@ async fn client_is_registered_again_when_the_server_has_memory() {
 
 #[tokio::test]
 async fn foreign_data_in_the_registry_is_ignored() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let peer = self::client(&server).await;
     let name = unique("corrupt");
     let guard = held(&client.lock(&name)).await;

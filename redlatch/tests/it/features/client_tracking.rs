@@ -193,8 +193,7 @@ async fn lock_that_was_deleted_without_connection_is_lost_on_the_next() {
 /// A report comes once. The check behind it is lost.
 #[tokio::test]
 async fn deleted_lock_is_lost_although_the_check_behind_the_report_fails() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
+    let (server, proxy) = proxied_server();
     let client = settings().connect(&proxy.url()).await.unwrap();
     let held = Held::new(client.lock("lock")).await;
     until_tracked(&[&server], 1).await;
@@ -246,8 +245,7 @@ async fn short_holds_cost_nothing() {
     let mut long = 0;
     for i in 0..100 {
         let begun = std::time::Instant::now();
-        let guard = held(&client.lock(&i.to_string())).await;
-        free(guard).await;
+        free(held(&client.lock(&i.to_string())).await).await;
         long += u64::from(begun.elapsed() >= Duration::from_secs(1));
     }
     until_tracked(&[&server], 1).await;
@@ -266,10 +264,7 @@ async fn short_holds_cost_nothing() {
 #[tokio::test]
 async fn disabled_tracking_asks_for_nothing() {
     let server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .client_tracking(false);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing().client_tracking(false), &server.url()).await;
     let guard = held(&client.lock("lock")).await;
     // Renewals extend the key to the whole lease again.
     let left = || async { pttl(&server, "lock") };
@@ -281,8 +276,7 @@ async fn disabled_tracking_asks_for_nothing() {
 /// An outage is no refusal, although each hold that becomes a second old in it cannot be tracked then.
 #[tokio::test]
 async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let (log, _guard) = log();
     let client = settings().connect(&proxy.url()).await.unwrap();
     let names = ["a", "b", "c", "d", "e", "f"];
@@ -328,8 +322,7 @@ async fn refused_tracking_changes_nothing() {
     let server = Server::start();
     forbid_tracking(&server);
     let (log, _guard) = log();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let guard = held(&client.lock("lock")).await;
     let left = || async { pttl(&server, "lock") };
     for _ in 0..2 {

@@ -108,8 +108,7 @@ async fn leader_resigns_to_a_candidate(store: TestStore) {
 }
 
 async fn epoch_is_advanced_after_lost_data(store: TestStore) {
-    let client = store.client().await;
-    let election = client.election(&unique("election"));
+    let (client, election) = store.object(Client::election, "election").await;
     let epoch = async || {
         let leadership = election.campaign("").await.unwrap();
         let epoch = leadership.epoch();
@@ -212,10 +211,8 @@ async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
 /// The answer to the acquisition is lost. Its repetition finds the term, so the epoch is counted once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_acquisition_counts_one_epoch() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let settings = Client::builder().response_timeout(LONG);
-    let candidate = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let candidate = connect(long_timeout(), &proxy.url()).await;
     let election = candidate.election("e");
     election.campaign("").await.unwrap().resign().await.unwrap();
     let campaign = election.campaign("again").into_future();
@@ -228,12 +225,8 @@ async fn repeated_acquisition_counts_one_epoch() {
 /// The message is lost with the connection of the observer: it reads again after it has reconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn observer_misses_no_last_state_when_its_connection_breaks() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder()
-        .response_timeout(LONG)
-        .watchdog_lease(10 * LONG);
-    let observing = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let observing = connect(long_timeout().watchdog_lease(10 * LONG), &proxy.url()).await;
     let mut observer = observing.election("e").observe();
     assert_eq!(observer.next().await.unwrap(), None);
     let next = tokio::spawn(async move { observer.next().await });
@@ -255,8 +248,7 @@ async fn observer_misses_no_last_state_when_its_connection_breaks() {
 /// Another program has overwritten the term: the election fails, and the lock stays free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn term_of_another_program_is_an_error() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let election = client.election("e");
     for broken in [&["SET"][..], &["HSET", "epoch"]] {
         let (command, field) = broken.split_first().unwrap();

@@ -45,8 +45,7 @@ async fn possibly_lost_permits_are_logged() {
         let about = |line: &str| words.iter().all(|word| line.contains(word));
         said.lines().any(about)
     };
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
+    let (server, proxy) = proxied_server();
     let direct = common::client(&server).await;
     let [hasty, client] = [SHORT, LONG].map(|timeout| Client::builder().response_timeout(timeout));
     let hasty = hasty.connect(&proxy.url()).await.unwrap();
@@ -97,8 +96,7 @@ async fn possibly_lost_permits_are_logged() {
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
     wait_until_lost(&proxy).await;
     proxy.cut();
-    let error = acquiring.await.unwrap().unwrap_err();
-    assert_matches!(error, Error::OutcomeUnknown { .. });
+    assert_matches!(acquiring.await.unwrap(), Err(Error::OutcomeUnknown { .. }));
     assert!(!warned("told", ""));
 }
 
@@ -106,8 +104,7 @@ async fn possibly_lost_permits_are_logged() {
 #[test]
 fn permits_lost_with_a_runtime_are_logged() {
     let (log, _guard) = log();
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (_server, proxy) = proxied_server();
     let subscriber = dispatcher::get_default(Clone::clone);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -146,12 +143,7 @@ fn failed_release_of_dropped_guard_is_logged() {
     runtime.block_on(async {
         let mut server = Server::start_with(&["--requirepass", "sesame"]);
         let url = format!("redis://:sesame@127.0.0.1:{}", server.port());
-        let client = Client::builder()
-            .watchdog_lease(WATCHDOG)
-            .response_timeout(SHORT)
-            .connect(&url)
-            .await
-            .unwrap();
+        let client = connect(renewing().response_timeout(SHORT), &url).await;
         let guard = held(&client.lock("journal")).await;
         let owner = String::from(guard.owner_id());
         let (lock, wait) = (client.lock("journal"), Duration::from_millis(5));
@@ -299,7 +291,7 @@ async fn lost_connection_and_its_return_are_logged_once() {
 async fn failed_renewal_names_its_locks() {
     let (log, _guard) = log();
     let server = Server::start();
-    let client = Client::builder().watchdog_lease(WATCHDOG);
+    let client = renewing();
     let client = client.connect(&server.url()).await.unwrap();
     let lock = client.lock("unrenewed");
     let guard = held(&lock).await;
@@ -394,11 +386,9 @@ async fn names_in_events_have_the_prefix() {
     guard.lost().await;
     let several = MultiLock::new([client.lock("b"), client.lock("c")]);
     free(held(&several).await).await;
-    let value = held(&client.group_lock("g", "v")).await;
-    drop(value);
+    drop(held(&client.group_lock("g", "v")).await);
     let ticket = held(&lock).await.into_ticket_for(LONG).await.unwrap();
-    let adopted = lock.adopt(&ticket).await.unwrap();
-    drop(adopted);
+    drop(lock.adopt(&ticket).await.unwrap());
     let _ = timeout(LONG, client.semaphore("s").acquire()).await;
     let _ = timeout(LONG, client.expirable_semaphore("e").acquire()).await;
     client.flush().await;

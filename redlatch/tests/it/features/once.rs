@@ -250,8 +250,7 @@ async fn foreign_data_is_an_error() {
         &["SET", &key, "text"],
     ] {
         let () = server.command(command);
-        let error = once.begin().await.unwrap_err();
-        assert_matches!(error, Error::WrongKind { .. });
+        assert_matches!(once.begin().await, Err(Error::WrongKind { .. }));
         let () = server.command(&["DEL", &key]);
     }
 }
@@ -261,8 +260,7 @@ async fn foreign_data_is_an_error() {
 async fn repeated_step_finds_its_own_run() {
     let server = redlatch_testkit::shared();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(long_timeout(), &proxy.url()).await;
     let once = client.once(&unique("lost"), "a");
     assert!(once.earlier_run().await.unwrap().is_none());
     let run = with_lost_answer(&proxy, once.begin()).await.unwrap();
@@ -278,8 +276,7 @@ async fn repeated_step_finds_its_own_run() {
 #[tokio::test]
 async fn nothing_runs_while_store_cannot_be_reached() {
     let mut server = Server::start_durable();
-    let settings = Client::builder().response_timeout(SHORT);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(Client::builder().response_timeout(SHORT), &server.url()).await;
     let once = client.once("a", "02:00");
     let other = client.once("a", "03:00");
     let run = other.begin().await.unwrap().unwrap();

@@ -204,7 +204,7 @@ async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
     done("it is asked", asked).await;
     let next = done("the next acquires", next).await;
     assert!(!guard.is_valid() && next.is_valid());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::Revoked);
+    assert_lost(guard.unlock().await, Loss::Revoked);
     free(next).await;
     client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
@@ -212,8 +212,7 @@ async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
 
 /// The feared interleaving: a request meets the next hold of the same owner.
 async fn later_holds_of_the_owner_are_not_asked(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let other = store.client().await;
     let name = unique("later");
     let me = Owner::new();
@@ -230,9 +229,10 @@ async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
         .await
         .unwrap()
         .expect("it is held");
-    if let Err(error) = guard.unlock().await {
+    let released = guard.unlock().await;
+    if released.is_err() {
         // A renewal came first.
-        assert_lost(&error, Loss::Revoked);
+        assert_lost(released, Loss::Revoked);
     }
     let guard = lock.lock().owner(me).await.unwrap();
     // A renewal, which the request would prevent.
@@ -246,8 +246,7 @@ async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_during_broken_connection_is_not_missed() {
     let proxy = Proxy::to(shared().port());
-    let settings = Client::builder().watchdog_lease(100 * LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(Client::builder().watchdog_lease(100 * LONG), &proxy.url()).await;
     let other = crate::common::client(shared()).await;
     let name = unique("broken");
     let guard = held(&client.lock(&name)).await;
@@ -268,8 +267,7 @@ async fn request_during_broken_connection_is_not_missed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_holder_that_is_cut_off_ends_with_its_lease() {
     let proxy = Proxy::to(shared().port());
-    let settings = Client::builder().watchdog_lease(SHORT);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(Client::builder().watchdog_lease(SHORT), &proxy.url()).await;
     let other = crate::common::client(shared()).await;
     let name = unique("cut-off");
     let guard = held(&client.lock(&name)).await;
@@ -329,16 +327,13 @@ async fn only_locks_of_the_kind_are_asked() {
     let data = client.read_write_lock(&name);
     let reader = held(&data.read()).await;
     assert_eq!(data.write().ask().await.unwrap(), None);
-    let refused = client.lock(&name).ask().await.unwrap_err();
-    assert_matches!(refused, Error::WrongKind { .. });
+    assert_matches!(client.lock(&name).ask().await, Err(Error::WrongKind { .. }));
     free(reader).await;
     let writer = held(&data.write()).await;
-    let refused = client.lock(&name).ask().await.unwrap_err();
-    assert_matches!(refused, Error::WrongKind { .. });
+    assert_matches!(client.lock(&name).ask().await, Err(Error::WrongKind { .. }));
     free(writer).await;
     let guard = held(&client.lock(&name)).await;
-    let refused = data.write().ask().await.unwrap_err();
-    assert_matches!(refused, Error::WrongKind { .. });
+    assert_matches!(data.write().ask().await, Err(Error::WrongKind { .. }));
     free(guard).await;
 }
 
@@ -356,8 +351,7 @@ async fn requests_without_permission_are_refused() {
     let lock = client.lock(&unique("refused"));
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
-    let refused = lock.ask().await.unwrap_err();
-    assert_matches!(refused, Error::NotPermitted { .. });
+    assert_matches!(lock.ask().await, Err(Error::NotPermitted { .. }));
     until_rises("it is renewed", async || guard.valid_for()).await;
     let next = {
         let lock = lock.clone();
@@ -365,8 +359,7 @@ async fn requests_without_permission_are_refused() {
     };
     until("it waits", async || client.status().subscriptions > 0).await;
     free(guard).await;
-    let next = done("the next acquires", next).await;
-    free(next).await;
+    free(done("the next acquires", next).await).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 

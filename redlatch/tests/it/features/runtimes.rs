@@ -56,7 +56,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn end_of_one_runtime_does_not_affect_another() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     let other = staying.block_on(Client::connect(&server.url())).unwrap();
     // The watchdog starts in the runtime that ends.
@@ -87,7 +87,7 @@ fn end_of_one_runtime_does_not_affect_another() {
 fn watchdog_continues_in_another_runtime() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     let first = ending
         .block_on(client.lock("first").lock().into_future())

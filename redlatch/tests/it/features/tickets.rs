@@ -46,8 +46,7 @@ async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
             assert_eq!(*reason, TicketRefusal::HeldBy { owner });
         }
     }
-    let again = adopted.reenter().await.unwrap();
-    free(again).await;
+    free(adopted.reenter().await.unwrap()).await;
     let ticket = adopted.into_ticket().await.unwrap();
     lock.unlock_ticket(&ticket).await.unwrap();
     assert!(!other.is_locked().await.unwrap());
@@ -279,8 +278,7 @@ async fn release_behind_canceled_ticket_is_no_loss() {
 
 async fn through_proxy() -> (Client, Arc<Proxy>) {
     let proxy = Arc::new(Proxy::to(shared().port()));
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(long_timeout(), &proxy.url()).await;
     (client, proxy)
 }
 
@@ -363,7 +361,7 @@ async fn adopted_hold_that_was_deleted_is_lost() {
     let ticket = held(&client.lock(&name)).await.into_ticket().await.unwrap();
     let adopted = client.lock(&name).adopt(&ticket).await.unwrap();
     let () = shared().command(&["DEL", &name]);
-    assert_lost(&adopted.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(adopted.unlock().await, Loss::NotHeld);
 }
 
 /// The data under the key of a lock is that of another program.
@@ -436,8 +434,7 @@ async fn guard_that_became_a_ticket_reports_no_loss() {
     };
     for _ in 0..300 {
         let held = theirs.lock().await.unwrap();
-        let waiting = tokio::spawn(lock.lock().into_future());
-        until("it waits", async || client.status().subscriptions > 0).await;
+        let waiting = waiter_of(&client, lock.lock()).await;
         free(held).await;
         let guard = joined("acquired", waiting).await;
         let mut lost = pin!(guard.lost());

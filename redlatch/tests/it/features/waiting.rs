@@ -21,15 +21,13 @@ async fn one_waiter_per_name_asks_the_server() {
     let guard = held(&holder.lock("a")).await;
     let before = server.calls("eval");
     let begun = Arc::new(AtomicUsize::new(0));
-    let waiters: Vec<_> = (0..WAITERS)
-        .map(|_| {
-            let (lock, begun) = (crowd.lock("a"), begun.clone());
-            tokio::spawn(async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                free(held(&lock).await).await;
-            })
-        })
-        .collect();
+    let waiters = spawn_each(0..WAITERS, |_| {
+        let (lock, begun) = (crowd.lock("a"), begun.clone());
+        async move {
+            begun.fetch_add(1, Ordering::SeqCst);
+            free(held(&lock).await).await;
+        }
+    });
     until("all have begun", async || {
         begun.load(Ordering::SeqCst) == WAITERS && channels(&server) == 1
     })
@@ -58,9 +56,9 @@ async fn client_waits_for_ten_thousand_names() {
         let lock = holder.lock(&format!("name-{n}"));
         held.push(lock.lock().lease(10 * LONG).await.unwrap());
     }
-    let waiting: Vec<_> = (0..NAMES)
-        .map(|n| tokio::spawn(waiter.lock(&format!("name-{n}")).lock().into_future()))
-        .collect();
+    let waiting = spawn_each(0..NAMES, |n| {
+        waiter.lock(&format!("name-{n}")).lock().into_future()
+    });
     for some in (0..=NAMES).step_by(NAMES / 10) {
         until("more are subscribed", async || channels(&server) >= some).await;
     }
@@ -68,8 +66,7 @@ async fn client_waits_for_ten_thousand_names() {
     until("one connection per client", async || server.clients() == 2).await;
     free_all(held).await;
     for one in waiting {
-        let guard = joined("woken", one).await;
-        free(guard).await;
+        free(joined("woken", one).await).await;
     }
     until("no channel is left", async || channels(&server) == 0).await;
     until_subscribed(&waiter, 0).await;
@@ -109,8 +106,7 @@ async fn no_wake_up_is_missed_between_clients() {
 /// reconnects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_during_disconnect_is_noticed_afterwards() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let waiter = Client::connect(&proxy.url()).await.unwrap();
     for round in 0..10 {
@@ -129,16 +125,14 @@ async fn release_during_disconnect_is_noticed_afterwards() {
             free(held).await;
             proxy.refuse(false);
         }
-        let guard = joined("seen", waiting).await;
-        free(guard).await;
+        free(joined("seen", waiting).await).await;
     }
 }
 
 /// A message comes once. What the waiter sends behind it is lost: its request, or behind a grant its release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_behind_message_is_repeated_if_it_is_lost() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let waiter = client_at(&proxy.url()).await;
     let losing = async || {
@@ -153,8 +147,7 @@ async fn request_behind_message_is_repeated_if_it_is_lost() {
         proxy.discard_requests(true);
         free(held).await;
         losing().await;
-        let guard = joined("acquired", waiting).await;
-        free(guard).await;
+        free(joined("acquired", waiting).await).await;
         until("it waits no more", async || channels(&server) == 0).await;
 
         let (fair, theirs) = (waiter.fair_lock("b"), holder.fair_lock("b"));
@@ -264,8 +257,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             "sent before the subscription"
         );
         free(held).await;
-        let guard = joined("woken", waiting).await;
-        free(guard).await;
+        free(joined("woken", waiting).await).await;
     }
 }
 
@@ -298,16 +290,11 @@ async fn refused_channel_affects_only_its_own_name() {
     let rights: Vec<&str> = rights.split(' ').collect();
     let _: () = server.command(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
-    let client = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .connect(&url)
-        .await
-        .unwrap();
+    let client = connect(renewing(), &url).await;
     let admin = Client::connect(&server.url()).await.unwrap();
     let _bad = admin.lock("bad").lock().lease(10 * LONG).await.unwrap();
     let fine = admin.lock("fine").lock().lease(10 * LONG).await.unwrap();
-    let waiter = tokio::spawn(client.lock("fine").lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, client.lock("fine").lock()).await;
     let refused = client.lock("bad").lock().await.unwrap_err();
     assert!(refused.to_string().contains("permissions"), "{refused}");
     server.cut_all();

@@ -259,8 +259,7 @@ async fn renewed_lock_is_released_and_not_expired() {
 
 #[tokio::test]
 async fn expiry_on_a_server_is_seen_as_such() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let mut watch = watch(&client, "*").await;
     let owner = Owner::new();
     let lock = client.lock("a");
@@ -277,8 +276,7 @@ async fn expiry_on_a_server_is_seen_as_such() {
 /// `a` and `{a}` have one queue in Redisson's layout.
 #[tokio::test]
 async fn waiter_is_seen_for_the_lock_that_exists() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (_server, client) = server_and_client().await;
     let mut watch = watch(&client, "*").await;
     for name in ["a", "{a}"] {
         let (guard, owner) = acquire(&client, &client.fair_lock(name)).await;
@@ -296,8 +294,7 @@ async fn waiter_is_seen_for_the_lock_that_exists() {
 
 #[tokio::test]
 async fn deleted_data_is_seen() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let mut watch = watch(&client, "*").await;
     let (_guard, owner) = acquire(&client, &client.lock("a")).await;
     expect(&mut watch, "a", [&format!("acquired {owner}")]).await;
@@ -310,8 +307,7 @@ async fn deleted_data_is_seen() {
 /// What changed without a connection is emitted afterwards.
 #[tokio::test]
 async fn differences_are_emitted_after_an_interruption() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let direct = client(&server).await;
     let watching = Client::connect(&proxy.url()).await.unwrap();
     let mut watch = watch(&watching, "*").await;
@@ -337,8 +333,7 @@ async fn differences_are_emitted_after_an_interruption() {
 
 #[tokio::test]
 async fn watch_survives_restart_of_the_server() {
-    let mut server = Server::start();
-    let client = client(&server).await;
+    let (mut server, client) = server_and_client().await;
     let mut watch = watch(&client, "*").await;
     let (_guard, owner) = acquire(&client, &client.lock("a")).await;
     expect(&mut watch, "a", [&format!("acquired {owner}")]).await;
@@ -354,8 +349,7 @@ async fn watch_survives_restart_of_the_server() {
 /// A watch that is not polled keeps each changed name once, and catches up with one look.
 #[tokio::test]
 async fn slow_reader_gets_the_remaining_differences() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let mut watch = watch(&client, "*").await;
     let owner = |n: usize| format!("client:{n}");
     for n in 0..1000 {
@@ -382,8 +376,7 @@ async fn slow_reader_gets_the_remaining_differences() {
 /// Drops `next` at every point.
 #[tokio::test]
 async fn events_are_not_lost_if_next_is_dropped() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (_server, client) = server_and_client().await;
     let mut watch = watch(&client, "*").await;
     for n in 0..20 {
         let name = n.to_string();
@@ -410,8 +403,7 @@ async fn events_are_not_lost_if_next_is_dropped() {
 
 #[tokio::test]
 async fn dropped_watch_leaves_nothing_behind() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let before = server.clients();
     let watches = [watch(&client, "a*").await, watch(&client, "b*").await];
     assert_eq!(server.clients(), before + 2);
@@ -451,19 +443,16 @@ fn runtime_without_timers_is_an_error() {
     let mut watch = client.watch("*");
     let mut bare = tokio::runtime::Builder::new_current_thread();
     let bare = bare.build().unwrap();
-    let error = bare.block_on(watch.next()).unwrap_err();
-    assert_matches!(error, Error::NoRuntime);
+    assert_matches!(bare.block_on(watch.next()), Err(Error::NoRuntime));
     let mut full = tokio::runtime::Builder::new_current_thread();
     let full = full.enable_all().build().unwrap();
     assert_eq!(full.block_on(next(&mut watch)), "synchronized");
-    let error = bare.block_on(watch.next()).unwrap_err();
-    assert_matches!(error, Error::NoRuntime);
+    assert_matches!(bare.block_on(watch.next()), Err(Error::NoRuntime));
 }
 
 #[tokio::test]
 async fn refused_reports_are_an_error_that_names_them() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let _: String = server.command(&["ACL", "SETUSER", "default", "-client|tracking"]);
     let mut watch = client.watch("*");
     for _ in 0..2 {

@@ -263,8 +263,7 @@ async fn denied_request_fails_immediately() {
     let secured = Secured::start(&[app, &restricted]);
     let url = secured.server.url();
 
-    let settings = secured.settings_of(app, Client::builder());
-    let elsewhere = settings.connect(&url).await.unwrap();
+    let elsewhere = connect(secured.settings_of(app, Client::builder()), &url).await;
     let lock = elsewhere.lock(&unique("foreign"));
     assert_refused(&within_limit("refused", lock.lock()).await.unwrap_err());
     // The client keeps retrying in the background to release what it may have acquired.
@@ -412,8 +411,7 @@ async fn forbidden_name_concerns_only_its_caller() {
         match answered.unwrap() {
             (true, acquired) => assert!(acquired.unwrap().is_some()),
             (false, refused) => {
-                let error = refused.unwrap_err();
-                assert_matches!(error, Error::NotPermitted { .. });
+                assert_matches!(refused, Err(Error::NotPermitted { .. }));
             }
         }
     }

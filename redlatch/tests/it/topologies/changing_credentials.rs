@@ -65,8 +65,7 @@ async fn provider_is_asked_for_each_connection_and_again_when_refused() {
     let client = connect(&rotating, Client::builder().credentials(provider)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     rotating.end_connections();
-    let guard = held(&client.lock("a")).await;
-    free(guard).await;
+    free(held(&client.lock("a")).await).await;
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 }
 

@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::sentinel_or_cluster::{
-    Deployment, LASTING, failover, long_timeout, steady, until_renewed,
-};
+use super::sentinel_or_cluster::{Deployment, LASTING, failover, steady, until_renewed};
 use crate::common::prelude::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,8 +64,7 @@ async fn cluster_itself_decides_about_its_databases() {
         .unwrap();
     match Client::connect(&format!("{}/3", cluster.url())).await {
         Ok(client) => {
-            let guard = held(&client.lock(&unique("database"))).await;
-            free(guard).await;
+            free(held(&client.lock(&unique("database"))).await).await;
         }
         Err(error) => {
             assert_matches!(error, Error::Refused { .. });
@@ -113,19 +110,17 @@ async fn one_client_waits_for_thousands_of_names() {
         long_timeout().connect(&cluster.url()).await.unwrap(),
     );
     let prefix = unique("many");
-    let holding: Vec<_> = (0..NAMES)
-        .map(|n| {
-            let lock = holder.lock(&format!("{prefix}-{n}"));
-            tokio::spawn(async move { retry_transient(|| lock.lock().lease(10 * LONG)).await })
-        })
-        .collect();
+    let holding = spawn_each(0..NAMES, |n| {
+        let lock = holder.lock(&format!("{prefix}-{n}"));
+        async move { retry_transient(|| lock.lock().lease(10 * LONG)).await }
+    });
     let mut held = Vec::new();
     for one in holding {
         held.push(one.await.unwrap());
     }
-    let waiting: Vec<_> = (0..NAMES)
-        .map(|n| tokio::spawn(waiter.lock(&format!("{prefix}-{n}")).lock().into_future()))
-        .collect();
+    let waiting = spawn_each(0..NAMES, |n| {
+        waiter.lock(&format!("{prefix}-{n}")).lock().into_future()
+    });
     let channels = format!("*{prefix}*");
     until("all are subscribed to", async || {
         subscribers(cluster, &channels) == NAMES
@@ -140,8 +135,7 @@ async fn one_client_waits_for_thousands_of_names() {
     assert!(listed.values().all(|&times| times == 1), "listed twice");
     free_all(held).await;
     for one in waiting {
-        let guard = joined("woken", one).await;
-        free(guard).await;
+        free(joined("woken", one).await).await;
     }
     until("no subscription is left", async || {
         subscribers(cluster, &channels) == 0 && waiter.status().subscriptions == 0
@@ -152,8 +146,7 @@ async fn one_client_waits_for_thousands_of_names() {
 /// Locks all over the cluster are renewed in few round trips, and none is lost.
 async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     const LOCKS: u64 = 200;
-    let settings = long_timeout().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
+    let client = connect(long_timeout().watchdog_lease(WATCHDOG), &cluster.url()).await;
     let mut held = Vec::new();
     for n in 0..LOCKS {
         let lock = client.lock(&format!("renewed-{n}"));
@@ -279,8 +272,7 @@ async fn node_of_another_cluster_at_address_of_master_is_not_used() {
     assert_held_elsewhere(&other, &held, &foreign).await;
     for n in 0..20 {
         let lock = other.lock(&format!("{{a}}:{n}"));
-        let guard = retry_transient(|| lock.lock()).await;
-        free(guard).await;
+        free(retry_transient(|| lock.lock()).await).await;
     }
     let new = cluster.await_master_change("{a}", master);
     until_renewed(&cluster.nodes()[new], "{a}:held").await;

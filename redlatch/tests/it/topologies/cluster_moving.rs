@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use redlatch_testkit::FailoverMode;
 
-use super::sentinel_or_cluster::{NEVER, long_timeout};
+use super::sentinel_or_cluster::NEVER;
 use crate::common::prelude::*;
 
 /// The cluster for tests that move slots. It is separate from the shared cluster: keys of other
@@ -150,10 +150,8 @@ async fn permits_are_acquired_once_if_their_node_loses_its_last_slot() {
     let home = cluster.master_of_slot(slot);
     let added = cluster.add_node();
     cluster.move_slot(slot, added);
-    let settings = long_timeout()
-        .replica_sync(ReplicaSync::AtLeast(1))
-        .replica_timeout(LONG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(1));
+    let client = connect(settings.replica_timeout(LONG), &cluster.url()).await;
     let other = long_timeout().connect(&cluster.url()).await.unwrap();
     // Also loads the script: behind a WAIT it would not be run for a minute.
     let loaded = other.semaphore(name);
@@ -256,8 +254,7 @@ async fn new_waiter_waits_while_slot_moves() {
     let held = retry_transient(|| holder.lock("{w}:held").lock().lease(10 * LONG)).await;
     cluster.begin_moving(slot, to);
     cluster.move_keys(slot, to);
-    let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
-    until_subscribed(&hasty, 1).await;
+    let waiting = waiter_of(&hasty, hasty.lock("{w}:held").lock()).await;
     // Longer than the client retries a request without success.
     let limited = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
     let other = limited.await.unwrap();

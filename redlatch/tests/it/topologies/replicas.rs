@@ -2,7 +2,7 @@
 
 use redlatch::Result;
 
-use super::sentinel_or_cluster::{Deployment, long_timeout};
+use super::sentinel_or_cluster::Deployment;
 use crate::common::prelude::*;
 
 /// A master and its replicas, without sentinels.
@@ -294,9 +294,9 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
     }
     let before = all.waits();
     all.replicas[0].freeze();
-    let crowd: Vec<_> = (0..CROWD)
-        .map(|n| tokio::spawn(client.lock(&format!("crowd-{n}")).lock().into_future()))
-        .collect();
+    let crowd = spawn_each(0..CROWD, |n| {
+        client.lock(&format!("crowd-{n}")).lock().into_future()
+    });
     until("they are waited for", async || {
         all.waits() > before || all.exists("crowd-0")
     })
@@ -520,8 +520,7 @@ async fn server_without_wait_or_role_confirms_nothing() {
             settings.username(user).password("pw")
         };
         let client = all.client(settings(ReplicaSync::All)).await;
-        let guard = held(&client.lock(user)).await;
-        free(guard).await;
+        free(held(&client.lock(user)).await).await;
         for required in [ReplicaSync::AtLeast(1), ReplicaSync::Majority] {
             // A fixed number needs no ROLE.
             let works = command == "-role" && required == ReplicaSync::AtLeast(1);

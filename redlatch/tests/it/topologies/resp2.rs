@@ -40,8 +40,7 @@ async fn waiters_are_woken(server: &Server, url: &str) {
     let _: u32 = server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let _: u32 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     free(guard).await;
-    let guard = joined("a turn", waiter).await;
-    free(guard).await;
+    free(joined("a turn", waiter).await).await;
     // The last waiter has left: no connection listens.
     until("unsubscribed", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
@@ -129,6 +128,5 @@ async fn subscriptions_follow_the_attempts_to_another_server() {
     })
     .await;
     free(held).await;
-    let guard = joined("a turn", waiter).await;
-    free(guard).await;
+    free(joined("a turn", waiter).await).await;
 }

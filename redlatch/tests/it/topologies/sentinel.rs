@@ -2,9 +2,7 @@
 
 use redlatch_testkit::{fake_sentinel, shared_sentinels};
 
-use super::sentinel_or_cluster::{
-    Deployment, LASTING, failover, long_timeout, steady, until_renewed,
-};
+use super::sentinel_or_cluster::{Deployment, LASTING, failover, steady, until_renewed};
 use crate::common::prelude::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -171,10 +169,8 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     permits.release().await.unwrap();
 
     // More replicas than there are: the client waits for them after the master has answered.
-    let settings = long_timeout()
-        .replica_sync(ReplicaSync::AtLeast(9))
-        .replica_timeout(LONG);
-    let client = settings.connect(&all.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(9));
+    let client = connect(settings.replica_timeout(LONG), &all.url()).await;
     let semaphore = client.semaphore(seen.name());
     let failover = async {
         until("acquired on all servers", async || {
@@ -250,8 +246,7 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     }
     for n in 0..20 {
         let lock = client.lock(&format!("both-{n}"));
-        let guard = retry_transient(|| lock.lock()).await;
-        free(guard).await;
+        free(retry_transient(|| lock.lock()).await).await;
     }
     until_renewed(&all.servers()[new], "held").await;
     assert!(held.is_valid());

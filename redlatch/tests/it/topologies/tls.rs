@@ -8,7 +8,7 @@ use redlatch_testkit::{Ca, CertSpec, LOOPBACK, TlsServer};
 use crate::common::prelude::*;
 
 fn trusting(server: &TlsServer) -> ClientBuilder {
-    let settings = Client::builder().response_timeout(LONG);
+    let settings = long_timeout();
     settings.tls_ca(server.ca().pem())
 }
 
@@ -225,7 +225,7 @@ fn system_certificates_are_read_again() {
     std::fs::write(&roots, server.ca().pem()).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let settings = Client::builder().response_timeout(LONG);
+        let settings = long_timeout();
         let client = settings.clone().connect(&server.url()).await.unwrap();
         let lock = client.lock("roots");
         assert!(!lock.is_locked().await.unwrap());
@@ -325,7 +325,7 @@ async fn builder_credentials_override_url_credentials() {
     let server = Server::start_with(&["--requirepass", "right"]);
     let () = server.command(&["ACL", "SETUSER", "me", "on", ">mine", "+@all", "~*", "&*"]);
     let at = format!("127.0.0.1:{}", server.port());
-    let builder = || Client::builder().response_timeout(LONG);
+    let builder = || long_timeout();
     for (settings, url) in [
         (builder().password("right"), format!("redis://{at}")),
         (builder().password("right"), format!("redis://:s3cret@{at}")),

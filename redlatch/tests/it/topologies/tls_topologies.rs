@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use redlatch_testkit::{Ca, CertSpec, LOOPBACK, TlsPlan, TlsServer};
 
-use super::sentinel_or_cluster::{NEVER, long_timeout};
+use super::sentinel_or_cluster::NEVER;
 use crate::common::prelude::*;
 
 fn trusting(ca: &Ca) -> ClientBuilder {
@@ -143,8 +143,7 @@ async fn cluster_with_host_names_works() {
     for n in 0..6 {
         let name = unique(&format!("named-{n}"));
         let guard = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
-        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-        until_subscribed(&waiter, 1).await;
+        let waiting = waiter_of(&waiter, waiter.lock(&name).lock()).await;
         let to = (all.master_of_key(&name) + 1) % 3;
         all.move_slot(all.slot_of(&name), to);
         free(guard).await;

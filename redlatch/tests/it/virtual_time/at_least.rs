@@ -25,8 +25,7 @@ where
 {
     let me = Owner::new();
     let outer = lock.lock().owner(me).at_least(LONG).await.unwrap();
-    let inner = outer.reenter().await.unwrap();
-    free(inner).await;
+    free(outer.reenter().await.unwrap()).await;
     assert_eq!(lock.hold_count(me).await.unwrap(), 1);
     let released = outer.owner_id();
     free(outer).await;
@@ -98,8 +97,7 @@ where
 }
 
 async fn forced_release_frees_lock_earlier(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("forced"));
+    let (_client, lock) = store.object(Client::lock, "forced").await;
     lock.lock().at_least(LONG).run(async {}).await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
     assert!(lock.try_lock().await.unwrap().is_some());
@@ -192,8 +190,7 @@ async fn each_hold_has_its_own_time() {
     let begun = Instant::now();
     free(guard).await;
     assert_elapsed(free_after(&other, begun).await, 8 * SECOND);
-    let again = lock.lock().owner(me).await.unwrap();
-    free(again).await;
+    free(lock.lock().owner(me).await.unwrap()).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 

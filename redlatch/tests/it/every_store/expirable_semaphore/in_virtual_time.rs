@@ -58,9 +58,7 @@ async fn permits_released_together_serve_all_waiters() {
     let ids = semaphore.acquire_many(5).lease(HOUR).await.unwrap();
     let ids = ids.into_ids().unwrap();
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiters: Vec<_> = (0..5)
-        .map(|_| tokio::spawn(theirs.acquire().into_future()))
-        .collect();
+    let waiters = spawn_each(0..5, |_| theirs.acquire());
     sleep(SECOND).await;
     let begun = Instant::now();
     semaphore.release_many(&ids).await.unwrap();

@@ -116,8 +116,7 @@ async fn many_permits_are_acquired_all_or_none(store: TestStore) {
 }
 
 async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = client.expirable_semaphore(&unique("never"));
+    let (_client, semaphore) = store.object(Client::expirable_semaphore, "never").await;
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert!(semaphore.held_permits().await.unwrap().is_empty());
@@ -134,8 +133,7 @@ async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
 }
 
 async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
-    let client = store.client().await;
-    let plain = client.expirable_semaphore(&unique("numbered"));
+    let (client, plain) = store.object(Client::expirable_semaphore, "numbered").await;
     let semaphore = client.expirable_semaphore(plain.name()).permits(3);
     let two = semaphore.acquire_many(2).await.unwrap();
     assert_eq!(counts(&plain).await, (1, 2, 3));
@@ -156,8 +154,7 @@ async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
     next.release().await.unwrap();
     for permits in [0, 1 << 31] {
         let invalid = semaphore.clone().permits(permits);
-        let error = invalid.try_acquire().await.unwrap_err();
-        assert_matches!(error, Error::InvalidCount { .. });
+        assert_matches!(invalid.try_acquire().await, Err(Error::InvalidCount { .. }));
     }
     plain.delete().await.unwrap();
 }
@@ -181,8 +178,7 @@ async fn exhausted_semaphore_is_not_set_again(store: TestStore) {
 }
 
 async fn permits_can_be_set_while_some_are_acquired(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = client.expirable_semaphore(&unique("set"));
+    let (_client, semaphore) = store.object(Client::expirable_semaphore, "set").await;
     semaphore.set_permits(10).await.unwrap();
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
     assert!(!semaphore.try_set_permits(15).await.unwrap());
@@ -229,8 +225,7 @@ async fn release_by_id_wakes_waiter(store: TestStore) {
         .into_ids()
         .unwrap();
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(!waiter.is_finished());
     semaphore.release(ids[0]).await.unwrap();
     let permit = joined("woken", waiter).await;
@@ -247,8 +242,7 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) 
         held.push(semaphore.acquire().lease(10 * LONG).await.unwrap());
     }
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire_many(3).into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire_many(3)).await;
     for free in 1..=2 {
         held.pop().unwrap().release().await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), free);
@@ -266,8 +260,7 @@ async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
     for round in 0..3 {
-        let waiter = tokio::spawn(theirs.acquire().lease(10 * LONG).into_future());
-        until_subscribed(&other, 1).await;
+        let waiter = waiter_of(&other, theirs.acquire().lease(10 * LONG)).await;
         match round {
             0 => assert!(semaphore.try_set_permits(1).await.unwrap()),
             1 => semaphore.set_permits(2).await.unwrap(),
@@ -365,8 +358,7 @@ async fn a_lease_is_updated(store: TestStore) {
     );
     // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(semaphore.update_lease(id, BRIEF).await.unwrap());
     let permit = joined("it expires", waiter).await;
     assert!(!semaphore.update_lease(id, LONG).await.unwrap());
@@ -400,7 +392,7 @@ async fn lease_can_be_inspected(store: TestStore) {
 }
 
 async fn guard_learns_that_a_permit_was_released(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "taken", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -418,19 +410,18 @@ async fn guard_learns_that_a_permit_was_released(store: TestStore) {
     let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
     theirs.release(fixed.ids()[0]).await.unwrap();
     let released = fixed.release().await;
-    assert_lost(&released.unwrap_err(), Loss::NotHeld);
+    assert_lost(released, Loss::NotHeld);
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
 async fn all_permits_can_be_revoked(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "force", 2).await;
     assert!(!semaphore.force_release().await.unwrap());
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(theirs.force_release().await.unwrap());
     let permit = joined("woken", waiter).await;
     assert!(is_lost(&both.release().await));
@@ -445,7 +436,7 @@ async fn all_permits_can_be_revoked(store: TestStore) {
 }
 
 async fn permits_can_leave_their_guard(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "leave", 2).await;
     let ids = semaphore
@@ -484,8 +475,7 @@ async fn dropped_guards_release_and_wake(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "drop", 2).await;
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
-    let waiter = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, semaphore.acquire_many(2)).await;
     drop(both);
     drop(joined("woken", waiter).await);
     client.flush().await;
@@ -546,27 +536,25 @@ async fn acquired_permits_never_exceed_total(store: TestStore) {
         .name()
         .to_owned();
     let inside = Arc::new(AtomicI64::new(0));
-    let tasks: Vec<_> = (0..50usize)
-        .map(|n| {
-            let semaphore = clients[n % 3].expirable_semaphore(&name);
-            let inside = inside.clone();
-            tokio::spawn(async move {
-                for round in 0..5 {
-                    let wanted = u32::try_from((n + round) % 3 + 1).unwrap();
-                    let permits = semaphore.acquire_many(wanted).await.unwrap();
-                    let wanted = i64::from(wanted);
-                    let now = inside.fetch_add(wanted, Ordering::SeqCst) + wanted;
-                    assert!(now <= 5, "{now} at once");
-                    tokio::task::yield_now().await;
-                    inside.fetch_sub(wanted, Ordering::SeqCst);
-                    match round % 2 {
-                        0 => permits.release().await.unwrap(),
-                        _ => drop(permits),
-                    }
+    let tasks = spawn_each(0..50usize, |n| {
+        let semaphore = clients[n % 3].expirable_semaphore(&name);
+        let inside = inside.clone();
+        async move {
+            for round in 0..5 {
+                let wanted = u32::try_from((n + round) % 3 + 1).unwrap();
+                let permits = semaphore.acquire_many(wanted).await.unwrap();
+                let wanted = i64::from(wanted);
+                let now = inside.fetch_add(wanted, Ordering::SeqCst) + wanted;
+                assert!(now <= 5, "{now} at once");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(wanted, Ordering::SeqCst);
+                match round % 2 {
+                    0 => permits.release().await.unwrap(),
+                    _ => drop(permits),
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("every task has its turns", tasks).await;
     for client in &clients {
         client.flush().await;
@@ -642,8 +630,7 @@ async fn counts_are_exact_after_every_step(store: TestStore) {
 }
 
 async fn run_executes_with_a_permit(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let semaphore = with_permits(&client, "run", 1).await;
     let inside = semaphore.clone();
     let free = semaphore
@@ -662,8 +649,7 @@ async fn run_executes_with_a_permit(store: TestStore) {
 }
 
 async fn a_deleted_semaphore_is_gone(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let semaphore = with_permits(&client, "delete", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
     let ids = semaphore
@@ -779,22 +765,20 @@ async fn no_state_remains_after_release(store: TestStore) {
         .watchdog_lease(10 * LONG);
     let client = store.client_with(settings).await;
     let semaphore = with_permits(&client, "account", 2).await;
-    let tasks: Vec<_> = (0..20)
-        .map(|n| {
-            let semaphore = semaphore.clone();
-            tokio::spawn(async move {
-                let permit = semaphore.acquire().await.unwrap();
-                match n % 3 {
-                    0 => permit.release().await.unwrap(),
-                    1 => drop(permit),
-                    _ => semaphore
-                        .release(permit.into_ids().unwrap()[0])
-                        .await
-                        .unwrap(),
-                }
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..20, |n| {
+        let semaphore = semaphore.clone();
+        async move {
+            let permit = semaphore.acquire().await.unwrap();
+            match n % 3 {
+                0 => permit.release().await.unwrap(),
+                1 => drop(permit),
+                _ => semaphore
+                    .release(permit.into_ids().unwrap()[0])
+                    .await
+                    .unwrap(),
+            }
+        }
+    });
     done_all("done", tasks).await;
     client.flush().await;
     until_idle(&client).await;

@@ -72,8 +72,7 @@ async fn permits_without_lease_are_supported() {
     assert_eq!(held[0].id, id);
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    let waiter = tokio::spawn(semaphore.acquire().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, semaphore.acquire()).await;
     // Releases the permit as Redisson does; the message follows.
     let () = server.command(&["ZREM", &deadlines, "0123456789abcdef"]);
     let () = server.command(&["INCR", semaphore.name()]);
@@ -188,8 +187,7 @@ async fn without_publish_permission_nothing_changes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_memory_loses_no_permit() {
     let server = Server::start();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let semaphore = client.expirable_semaphore("a");
     semaphore.set_permits(2).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
@@ -289,13 +287,8 @@ async fn load_scripts(client: &Client) {
 /// outcome is reported as unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answer_does_not_count_twice() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::builder()
-        .response_timeout(LONG)
-        .connect(&proxy.url())
-        .await
-        .unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(long_timeout(), &proxy.url()).await;
     let direct = Client::connect(&server.url()).await.unwrap();
     load_scripts(&direct).await;
     let semaphore = client.expirable_semaphore("lost-answers");
@@ -377,8 +370,7 @@ async fn flushed_scripts_are_loaded_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_retries_after_reconnect() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let client = Client::connect(&proxy.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&other, "broken", 1).await;
@@ -403,8 +395,7 @@ async fn another_process() {
     let Ok(url) = std::env::var("REDLATCH_TEST_OF_PERMITS") else {
         return;
     };
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&url).await.unwrap();
+    let client = connect(renewing(), &url).await;
     let _held = client
         .expirable_semaphore("killed")
         .acquire_many(3)
@@ -430,8 +421,7 @@ async fn killed_process_keeps_no_permits() {
         .unwrap();
     let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap() == "held"));
-    let waiter = tokio::spawn(semaphore.acquire_many(3).into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, semaphore.acquire_many(3)).await;
     assert_eq!(counts(&semaphore).await, (0, 3, 3));
     process.kill().unwrap();
     process.wait().unwrap();
@@ -444,12 +434,8 @@ async fn killed_process_keeps_no_permits() {
 /// acquire its permit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_holder_learns_that_its_permit_is_lost() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .response_timeout(SHORT);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(renewing().response_timeout(SHORT), &proxy.url()).await;
     let other = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("cut-off");
     assert!(semaphore.try_set_permits(1).await.unwrap());
@@ -475,8 +461,7 @@ async fn number_of_permits_survives_loss_of_data() {
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("jobs").permits(2);
     let held = semaphore.acquire_many(2).lease(SHORT).await.unwrap();
-    let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until_subscribed(&client, 1).await;
+    let waiting = waiter_of(&client, semaphore.acquire()).await;
     server.restart();
     let one = joined("goes on", waiting).await;
     assert_eq!(counts(&semaphore).await, (1, 1, 2));

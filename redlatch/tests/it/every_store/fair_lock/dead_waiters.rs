@@ -166,12 +166,10 @@ async fn waiters_of_killed_clients_on_a_server_are_skipped() {
 /// A waiter that is cut off when its turn comes, and reconnects within the grace period, is served first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let near = Client::connect(&server.url()).await.unwrap();
     let settings = Client::builder().response_timeout(2 * LONG);
-    let settings = settings.connect_timeout(2 * LONG);
-    let far = settings.connect(&proxy.url()).await.unwrap();
+    let far = connect(settings.connect_timeout(2 * LONG), &proxy.url()).await;
     // So long that the test fails if it has to wait for the end of the grace period.
     let lock = near.fair_lock("a").grace_period(LONG / 2);
     let held = lock.lock().await.unwrap();
@@ -246,8 +244,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
 /// grants.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_hangs_costs_its_wait_time() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let near = Client::connect(&server.url()).await.unwrap();
     let far = Client::builder().fair_grants(false);
     let far = far.connect(&proxy.url()).await.unwrap();

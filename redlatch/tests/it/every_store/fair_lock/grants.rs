@@ -79,8 +79,7 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_whose_message_is_lost_is_found_after_reconnection() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let (near, far) = (client(&server.url()).await, client(&proxy.url()).await);
     let (lock, theirs) = (near.fair_lock("a"), far.fair_lock("a"));
     let held = lock.lock().await.unwrap();
@@ -103,8 +102,7 @@ async fn grant_whose_message_is_lost_is_found_after_reconnection() {
 /// It has an announcement, but no connection: it is woken when it is connected again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_waiter_is_not_granted_the_lock() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let (near, far) = (client(&server.url()).await, client(&proxy.url()).await);
     let lock = near.fair_lock("a").grace_period(LONG);
     let guard = held(&lock).await;
@@ -128,11 +126,9 @@ async fn disconnected_waiter_is_not_granted_the_lock() {
 /// Its connection is open, so it is granted the lock, and has it for one lease. Its message is out of date then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_hangs_keeps_granted_lock_for_one_lease() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let near = client(&server.url()).await;
-    let settings = short_linger().watchdog_lease(WATCHDOG);
-    let far = settings.connect(&proxy.url()).await.unwrap();
+    let far = connect(short_linger().watchdog_lease(WATCHDOG), &proxy.url()).await;
     let lock = near.fair_lock("a");
     let held = lock.lock().await.unwrap();
     let hangs = spawn_waiter(&far.fair_lock("a"), 0).await;

@@ -213,8 +213,7 @@ async fn try_lock_does_not_queue_and_does_not_overtake(store: TestStore) {
         lock.try_lock().await.unwrap().is_none(),
         "it overtakes no waiter"
     );
-    let guard = done("its turn", next).await;
-    free(guard).await;
+    free(done("its turn", next).await).await;
     assert!(lock.try_lock().await.unwrap().is_some());
     assert_nothing_left(&[&one, &two], &lock).await;
 }
@@ -237,8 +236,7 @@ async fn waiting_with_a_limit_leaves_the_queue(store: TestStore) {
     let waiting = tokio::spawn(lock.try_lock().wait(LONG).into_future());
     until_queued(&lock, 1).await;
     free(held).await;
-    let guard = joined("its turn", waiting).await.unwrap();
-    free(guard).await;
+    free(joined("its turn", waiting).await.unwrap()).await;
     assert_nothing_left(&[&client], &lock).await;
 }
 
@@ -326,9 +324,9 @@ async fn reentering_a_lost_lock_does_not_queue(store: TestStore) {
     assert!(lock.force_unlock().await.unwrap());
     let next = held(&other.fair_lock(&name)).await;
     let lost = within_limit("at once", guard.reenter()).await;
-    assert_lost(&lost.unwrap_err(), Loss::NotHeld);
+    assert_lost(lost, Loss::NotHeld);
     assert!(lock.queue().await.unwrap().is_empty());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     free(next).await;
     assert_nothing_left(&[&client, &other], &lock).await;
 }
@@ -369,8 +367,7 @@ async fn force_unlock_wakes_the_next_waiter(store: TestStore) {
     let guard = await_turn(first).await;
     assert!(!second.is_finished());
     within_limit("the loss is reported at the next renewal", held.lost()).await;
-    let lost = held.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(held.unlock().await, Loss::NotHeld);
     assert!(guard.is_valid());
     free(guard).await;
     free(await_turn(second).await).await;
@@ -544,11 +541,9 @@ async fn invalid_settings_are_rejected(store: TestStore) {
     for good in [Duration::from_millis(1), redlatch::MAX_LEASE] {
         let lock = lock.clone().wait_time(good);
         let held = lock.lock().await.unwrap();
-        let waiting = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
-        until_subscribed(&client, 1).await;
+        let waiting = waiter_of(&client, lock.try_lock().wait(Duration::MAX)).await;
         free(held).await;
-        let guard = joined("its turn", waiting).await.unwrap();
-        free(guard).await;
+        free(joined("its turn", waiting).await.unwrap()).await;
         assert_nothing_left(&[&client], &lock).await;
     }
     for bad in ["", "a\0b", &"x".repeat(600)] {
@@ -674,35 +669,33 @@ async fn holders_are_exclusive(store: TestStore) {
     ];
     let name = unique("alone");
     let inside = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let tasks: Vec<_> = (0..12)
-        .map(|n| {
-            let (lock, inside) = (clients[n % 3].fair_lock(&name), inside.clone());
-            tokio::spawn(async move {
-                use std::sync::atomic::Ordering::SeqCst;
-                for turn in 0..15 {
-                    let limit = Duration::from_micros(((n * 15 + turn) * 7919 % 4000) as u64);
-                    let guard = match turn % 3 {
-                        // Such a short limit may end before the first answer.
-                        0 => match lock.try_lock().wait(limit).await {
-                            Err(error) if error.is_transient() => None,
-                            answer => answer.unwrap(),
-                        },
-                        1 => tokio::time::timeout(limit, lock.lock().into_future())
-                            .await
-                            .ok()
-                            .map(|guard| guard.unwrap()),
-                        _ => Some(held(&lock).await),
-                    };
-                    if let Some(guard) = guard {
-                        assert_eq!(inside.fetch_add(1, SeqCst), 0, "two at once");
-                        tokio::task::yield_now().await;
-                        inside.fetch_sub(1, SeqCst);
-                        free(guard).await;
-                    }
+    let tasks = spawn_each(0..12, |n| {
+        let (lock, inside) = (clients[n % 3].fair_lock(&name), inside.clone());
+        async move {
+            use std::sync::atomic::Ordering::SeqCst;
+            for turn in 0..15 {
+                let limit = Duration::from_micros(((n * 15 + turn) * 7919 % 4000) as u64);
+                let guard = match turn % 3 {
+                    // Such a short limit may end before the first answer.
+                    0 => match lock.try_lock().wait(limit).await {
+                        Err(error) if error.is_transient() => None,
+                        answer => answer.unwrap(),
+                    },
+                    1 => tokio::time::timeout(limit, lock.lock().into_future())
+                        .await
+                        .ok()
+                        .map(|guard| guard.unwrap()),
+                    _ => Some(held(&lock).await),
+                };
+                if let Some(guard) = guard {
+                    assert_eq!(inside.fetch_add(1, SeqCst), 0, "two at once");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, SeqCst);
+                    free(guard).await;
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("every task has its turns", tasks).await;
     let lock = clients[0].fair_lock(&name);
     assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
@@ -717,8 +710,7 @@ async fn lost_guard_does_not_release_the_next_hold(store: TestStore) {
     let late = retry_if_late(|| lock.lock().lease(Duration::from_millis(100))).await;
     let next = await_turn(tokio::spawn(lock.lock().into_future())).await;
     within_limit("the loss is reported", late.lost()).await;
-    let lost = late.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::LeaseEnded);
+    assert_lost(late.unlock().await, Loss::LeaseEnded);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
     assert_nothing_left(&[&client], &lock).await;

@@ -9,8 +9,7 @@ async fn client(server: &Server) -> Client {
 /// F10: processes are gone: a holder and some waiters, as `kill -9` leaves them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leftovers_of_killed_processes_do_not_block() {
-    let server = Server::start();
-    let alive = client(&server).await;
+    let (server, alive) = server_and_client().await;
     let lock = alive.fair_lock("a");
     let [hash, queue, timeouts, ..] = keys("a");
     let _: i64 = server.command(&["HSET", &hash, "dead:1", "1"]);
@@ -90,8 +89,7 @@ async fn waiter_leaves_queue_of_unreachable_server_later() {
 }
 
 async fn giving_up_reaches_it(way: &str) {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let settings = short_linger().response_timeout(SHORT);
     let lock = holder.fair_lock("a");
@@ -141,8 +139,7 @@ async fn giving_up_reaches_it(way: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_server_only_delays_leaving_the_queue() {
     let server = Server::start();
-    let settings = short_linger().response_timeout(SHORT);
-    let waiter = settings.connect(&server.url()).await.unwrap();
+    let waiter = connect(short_linger().response_timeout(SHORT), &server.url()).await;
     let holder = client(&server).await;
     let lock = holder.fair_lock("a");
     let held = lock.lock().lease(LONG).await.unwrap();
@@ -162,8 +159,7 @@ async fn paused_server_only_delays_leaving_the_queue() {
 /// Answers are lost on the network: a repeated step joins, acquires or leaves only once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_steps_count_once() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let shaky = short_linger().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
@@ -218,8 +214,7 @@ fn distances(server: &Server) -> Vec<f64> {
 /// F9: waiters that join, time out and leave repeatedly do not shift the timeouts of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_timeouts_do_not_drift() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(100));
     let mut held = lock.lock().lease(LONG).await.unwrap();
     let mut waiting = Vec::new();
@@ -372,8 +367,7 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_matches_redisson() {
     let server = Server::start();
-    let settings = Client::builder().client_id("rust");
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(Client::builder().client_id("rust"), &server.url()).await;
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(50));
     let [hash, queue, timeouts, ..] = keys("a");
     let held = lock.lock().lease(LONG).await.unwrap();
@@ -437,8 +431,7 @@ async fn queue_matches_redisson() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_keys_have_the_prefix() {
     let server = Server::start();
-    let settings = short_linger().prefix("test::");
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(short_linger().prefix("test::"), &server.url()).await;
     let lock = client.fair_lock("a");
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, 0).await;

@@ -69,8 +69,7 @@ async fn two_hundred_read_holds_are_renewed_for_hours() {
         assert!(!writer.is_finished());
         free(guard).await;
     }
-    let writer = writer.await.unwrap().unwrap();
-    free(writer).await;
+    free(writer.await.unwrap().unwrap()).await;
     assert_eq!((one.status().holds, two.status().holds), (0, 0));
 }
 
@@ -179,8 +178,7 @@ async fn released_reader_does_not_extend_another_reader() {
     let brief = lock.read().lock().lease(4 * SECOND).await.unwrap();
     free(brief).await;
     sleep(SECOND + SECOND / 10).await;
-    let writer = lock.write().try_lock().await.unwrap().unwrap();
-    free(writer).await;
+    free(lock.write().try_lock().await.unwrap().unwrap()).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,20 +206,17 @@ async fn waiting_readers_are_admitted_when_a_writers_lease_ends() {
     let lock = client.read_write_lock("a");
     let writer = lock.write().lock().lease(10 * SECOND).await.unwrap();
     let begun = Instant::now();
-    let readers: Vec<_> = (0..50)
-        .map(|n| {
-            let client = if n % 2 == 0 { &client } else { &other };
-            let lock = client.read_write_lock("a");
-            tokio::spawn(lock.read().lock().into_future())
-        })
-        .collect();
+    let readers = spawn_each(0..50, |n| {
+        let client = if n % 2 == 0 { &client } else { &other };
+        let lock = client.read_write_lock("a");
+        lock.read().lock().into_future()
+    });
     let mut guards = Vec::new();
     for reader in readers {
         guards.push(reader.await.unwrap().unwrap());
     }
     assert_about(begun.elapsed(), 10 * SECOND);
-    let lost = writer.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::LeaseEnded);
+    assert_lost(writer.unlock().await, Loss::LeaseEnded);
     client.flush().await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 50);
     drop(guards);
@@ -330,16 +325,14 @@ async fn preferred_writers_of_one_client_take_turns() {
     let lock = client.read_write_lock("a").prefer_writers();
     let reading = other.read_write_lock("a").prefer_writers();
     let reader = held(&reading.read()).await;
-    let writers: Vec<_> = (0..20)
-        .map(|_| {
-            let lock = lock.clone();
-            tokio::spawn(async move {
-                let guard = held(&lock.write()).await;
-                sleep(SECOND).await;
-                free(guard).await;
-            })
-        })
-        .collect();
+    let writers = spawn_each(0..20, |_| {
+        let lock = lock.clone();
+        async move {
+            let guard = held(&lock.write()).await;
+            sleep(SECOND).await;
+            free(guard).await;
+        }
+    });
     sleep(SECOND).await;
     let begun = Instant::now();
     free(reader).await;

@@ -255,18 +255,16 @@ async fn all_waiting_readers_are_admitted_together(store: TestStore) {
     let writer = holder.read_write_lock(&name);
     let writer = writer.write().lock().lease(10 * LONG).await.unwrap();
     let (barrier, begun) = (Arc::new(Barrier::new(READERS)), Arc::new(AtomicU32::new(0)));
-    let readers: Vec<_> = (0..READERS)
-        .map(|n| {
-            let lock = clients[n % 2].read_write_lock(&name);
-            let (barrier, begun) = (barrier.clone(), begun.clone());
-            tokio::spawn(async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                let guard = held(&lock.read()).await;
-                barrier.wait().await;
-                free(guard).await;
-            })
-        })
-        .collect();
+    let readers = spawn_each(0..READERS, |n| {
+        let lock = clients[n % 2].read_write_lock(&name);
+        let (barrier, begun) = (barrier.clone(), begun.clone());
+        async move {
+            begun.fetch_add(1, Ordering::SeqCst);
+            let guard = held(&lock.read()).await;
+            barrier.wait().await;
+            free(guard).await;
+        }
+    });
     // A local writer in the queue does not split the readers: they are all admitted before it or
     // after it.
     let lock = clients[0].read_write_lock(&name);
@@ -307,8 +305,7 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
     assert!(mine.is_valid());
     assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
     free(mine).await;
-    let writer = lock.write().lock().owner(me).await.unwrap();
-    free(writer).await;
+    free(lock.write().lock().owner(me).await.unwrap()).await;
     client.flush().await;
     assert!(is_free(&lock).await);
 }
@@ -318,13 +315,11 @@ async fn reader_that_requests_write_side_behind_others_fails_immediately(store: 
     for lock in [lock.clone(), lock.prefer_writers()] {
         let me = Owner::new();
         let mine = lock.read().lock().owner(me).await.unwrap();
-        let waiting = tokio::spawn(lock.write().lock().into_future());
-        until_waiting(&client).await;
+        let waiting = waiter_of(&client, lock.write().lock()).await;
         // In the queue, it would wait for a waiter that waits for it.
         refused(within_limit("answered", lock.write().lock().owner(me)).await);
         free(mine).await;
-        let writer = joined("served", waiting).await;
-        free(writer).await;
+        free(joined("served", waiting).await).await;
     }
 }
 
@@ -332,16 +327,14 @@ async fn writer_that_requests_read_side_does_not_wait_behind_others(store: TestS
     let (client, lock) = lock_of(&store, "read-line").await;
     let writer = held(&lock.write()).await;
     let read = tokio::spawn(lock.read().lock().into_future());
-    let write = tokio::spawn(lock.write().lock().into_future());
-    until_waiting(&client).await;
+    let write = waiter_of(&client, lock.write().lock()).await;
     let reader = done("at once", writer.reenter_read()).await;
     let again = done("at once", writer.reenter()).await;
     free_all([writer, again]).await;
     let read = joined("reads with it", read).await;
     free(reader).await;
     free(read).await;
-    let write = joined("writes in the end", write).await;
-    free(write).await;
+    free(joined("writes in the end", write).await).await;
 }
 
 async fn downgrading_admits_no_writer_in_between(store: TestStore) {
@@ -349,8 +342,7 @@ async fn downgrading_admits_no_writer_in_between(store: TestStore) {
     let other = store.client().await;
     let writer = held(&lock.write()).await;
     let theirs = other.read_write_lock(lock.name());
-    let next = tokio::spawn(theirs.write().lock().into_future());
-    until_waiting(&other).await;
+    let next = waiter_of(&other, theirs.write().lock()).await;
     let owner = writer.owner();
     let reader = writer.downgrade().await.unwrap();
     assert_eq!(reader.owner(), owner);
@@ -358,23 +350,19 @@ async fn downgrading_admits_no_writer_in_between(store: TestStore) {
     assert!(!lock.write().is_locked().await.unwrap());
     assert!(!next.is_finished());
     // Others can read at the same time.
-    let with = lock.read().try_lock().await.unwrap().unwrap();
-    free(with).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
     assert!(!next.is_finished());
     free(reader).await;
-    let next = joined("woken", next).await;
-    free(next).await;
+    free(joined("woken", next).await).await;
     assert_eq!(client.status().holds, 0);
 }
 
 async fn downgrading_admits_waiting_readers(store: TestStore) {
     let (client, lock) = lock_of(&store, "downgrade-wakes").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     let reader = writer.downgrade().await.unwrap();
-    let other = joined("woken", waiting).await;
-    free(other).await;
+    free(joined("woken", waiting).await).await;
     free(reader).await;
 }
 
@@ -386,8 +374,7 @@ async fn downgrading_one_of_two_holds_keeps_others_out(store: TestStore) {
     assert_eq!(outer.hold_count(), 1);
     assert!(lock.read().try_lock().await.unwrap().is_none());
     free(outer).await;
-    let other = lock.read().try_lock().await.unwrap().unwrap();
-    free(other).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
     free(reader).await;
     assert!(is_free(&lock).await);
 }
@@ -414,10 +401,8 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
     let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = held(&lock.write()).await;
-    let lost = within_limit("answered", writer.downgrade())
-        .await
-        .unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    let lost = within_limit("answered", writer.downgrade()).await;
+    assert_lost(lost, Loss::NotHeld);
     client.flush().await;
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
     free(theirs).await;
@@ -425,15 +410,13 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
     // Even if no other owner has acquired it since.
     let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
-    let lost = writer.downgrade().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(writer.downgrade().await, Err(Error::Lost { .. }));
     client.flush().await;
     assert!(is_free(&lock).await);
 
     let writer = retry_if_late(|| lock.write().lock().lease(Duration::from_millis(50))).await;
     within_limit("ended", writer.lost()).await;
-    let lost = writer.downgrade().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(writer.downgrade().await, Err(Error::Lost { .. }));
     client.flush().await;
     assert!(is_free(&lock).await);
 }
@@ -466,12 +449,10 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let writer = retry_if_late(brief).await;
     within_limit("ended", writer.lost()).await;
     let theirs = held(&lock.write()).await;
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     assert_reported(within_limit("answered", writer.reenter_read()).await);
     free(theirs).await;
-    let waiting = joined("free", waiting).await;
-    free(waiting).await;
+    free(joined("free", waiting).await).await;
 
     // Only the store knows of the loss.
     let writer = held(&lock.write()).await;
@@ -490,18 +471,15 @@ async fn releasing_the_write_side_first_admits_waiting_readers(store: TestStore)
     let (client, lock) = lock_of(&store, "write-first").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
     let reader = writer.reenter_read().lease(10 * LONG).await.unwrap();
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     free(writer).await;
-    let other = joined("woken", waiting).await;
-    free(other).await;
+    free(joined("woken", waiting).await).await;
     free(reader).await;
 }
 
 /// F12: one reader dies, another lives and is renewed; the dead one is gone after its own lease.
 async fn dead_reader_expires_despite_live_readers(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let lock = client.read_write_lock(&unique("dead"));
     let alive = held(&lock.read()).await;
     // Meanwhile the other reader is renewed; wait for one more renewal.
@@ -509,8 +487,7 @@ async fn dead_reader_expires_despite_live_readers(store: TestStore) {
     std::mem::forget(dead.unwrap());
     let other = store.client().await;
     let theirs = other.read_write_lock(lock.name());
-    let writer = tokio::spawn(theirs.write().lock().into_future());
-    until_waiting(&other).await;
+    let writer = waiter_of(&other, theirs.write().lock()).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 2);
     until("the dead one is gone", async || {
         lock.read().holders().await.unwrap().len() == 1
@@ -519,16 +496,13 @@ async fn dead_reader_expires_despite_live_readers(store: TestStore) {
     assert!(alive.is_valid());
     assert!(!writer.is_finished());
     free(alive).await;
-    let writer = joined("no holder is left", writer).await;
-    free(writer).await;
+    free(joined("no holder is left", writer).await).await;
     assert!(is_free(&lock).await);
 }
 
 /// F13: each of many concurrent holds, including re-entered ones, is extended.
 async fn every_read_hold_is_renewed(store: TestStore) {
-    let client = store
-        .client_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = store.client_with(renewing()).await;
     let lock = client.read_write_lock(&unique("renewed"));
     let mut guards = Vec::new();
     for n in 0..40 {
@@ -579,8 +553,7 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
 
     // The longer one is released first: the end stays, because the guards rely on it.
     let outer = lock.read().lock().lease(short).await.unwrap();
-    let inner = outer.reenter().lease(LONG).await.unwrap();
-    free(inner).await;
+    free(outer.reenter().lease(LONG).await.unwrap()).await;
     assert!(outer.valid_for() > LONG / 2);
     assert!(lock.read().remaining_lease().await.unwrap() > half);
     free(outer).await;
@@ -639,15 +612,12 @@ async fn non_reentrant_side_refuses_its_owner(store: TestStore) {
     let refused = write.try_lock().owner(me).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
     // The sides are two locks: holding one side does not refuse the other.
-    let reader = read.lock().owner(me).await.unwrap();
-    free(reader).await;
+    free(read.lock().owner(me).await.unwrap()).await;
     free(writer).await;
 }
 
 async fn each_side_is_force_unlocked_separately(store: TestStore) {
-    let client = store
-        .client_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = store.client_with(renewing()).await;
     let lock = client.read_write_lock(&unique("force"));
     assert!(!lock.read().force_unlock().await.unwrap());
     assert!(!lock.write().force_unlock().await.unwrap());
@@ -657,14 +627,12 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     let inner = outer.reenter().await.unwrap();
     assert!(!lock.write().force_unlock().await.unwrap());
     assert!(lock.read().is_locked().await.unwrap());
-    let waiting = tokio::spawn(lock.write().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.write().lock()).await;
     assert!(lock.read().force_unlock().await.unwrap());
     let writer = joined("woken", waiting).await;
     for guard in [reader, outer, inner] {
         within_limit("the loss is reported at the next renewal", guard.lost()).await;
-        let lost = guard.unlock().await.unwrap_err();
-        assert_lost(&lost, Loss::NotHeld);
+        assert_lost(guard.unlock().await, Loss::NotHeld);
     }
 
     assert!(!lock.read().force_unlock().await.unwrap());
@@ -676,8 +644,7 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     within_limit("the loss is reported", reader.lost()).await;
     drop(reader);
     let reader = writer.reenter_read().await.unwrap();
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let next = joined("woken", waiting).await;
     within_limit("the loss is reported", writer.lost()).await;
@@ -699,7 +666,7 @@ async fn guard_reports_expired_lease(store: TestStore) {
     let next = done("free", lock.read().lock()).await;
     assert!(!writer.is_valid());
     for lost in [reader.unlock().await, writer.unlock().await] {
-        assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
+        assert_lost(lost, Loss::LeaseEnded);
     }
     client.flush().await;
     // The late releases did not affect the next holders.
@@ -760,11 +727,9 @@ async fn preferred_writer_is_admitted_despite_stream_of_readers(store: TestStore
     free(reader).await;
     let writer = joined("it is its turn", writer).await;
     // And the next reader is served eventually.
-    let waiting = tokio::spawn(read.read().lock().into_future());
-    until_waiting(&readers).await;
+    let waiting = waiter_of(&readers, read.read().lock()).await;
     free(writer).await;
-    let reader = joined("after the writer", waiting).await;
-    free(reader).await;
+    free(joined("after the writer", waiting).await).await;
 }
 
 async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
@@ -793,17 +758,14 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     // A writer may read, regardless of other waiting writers.
     let elsewhere = store.client().await;
     let next = elsewhere.read_write_lock(lock.name()).prefer_writers();
-    let next = tokio::spawn(next.write().lock().into_future());
-    until_waiting(&elsewhere).await;
+    let next = waiter_of(&elsewhere, next.write().lock()).await;
     let reader = writer.downgrade().await.unwrap();
     assert!(lock.read().try_lock().await.unwrap().is_none());
     free(reader).await;
-    let next = joined("its turn", next).await;
-    free(next).await;
+    free(joined("its turn", next).await).await;
     client.flush().await;
     // No writer waits any more.
-    let reader = lock.read().try_lock().await.unwrap().unwrap();
-    free(reader).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
 }
 
 async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
@@ -844,8 +806,7 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
         } else {
             drop(writer);
         }
-        let more = joined("admitted", waiting).await;
-        free(more).await;
+        free(joined("admitted", waiting).await).await;
         free(reader).await;
         writers.flush().await;
         readers.flush().await;
@@ -859,8 +820,7 @@ async fn try_lock_of_preferred_writer_blocks_no_reader(store: TestStore) {
     let lock = lock.prefer_writers();
     let reader = held(&lock.read()).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    let more = lock.read().try_lock().await.unwrap().unwrap();
-    free(more).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
     free(reader).await;
 }
 
@@ -870,42 +830,40 @@ async fn readers_and_writers_exclude_each_other(store: TestStore) {
     // Readers increment the counter, a writer needs it for itself.
     let inside = Arc::new(AtomicI32::new(0));
     let together = Arc::new(AtomicI32::new(0));
-    let crowd: Vec<_> = (0..16)
-        .map(|n| {
-            let mut lock = clients[n % 2].read_write_lock(&name);
-            if n % 4 == 0 {
-                lock = lock.prefer_writers();
-            }
-            let (inside, together) = (inside.clone(), together.clone());
-            tokio::spawn(async move {
-                for turn in 0..20 {
-                    if (n + turn) % 4 == 0 {
-                        let guard = held(&lock.write()).await;
-                        let before = inside.swap(-1000, Ordering::SeqCst);
-                        assert_eq!(before, 0, "not alone");
-                        tokio::task::yield_now().await;
-                        inside.store(0, Ordering::SeqCst);
-                        if turn % 2 == 0 {
-                            let guard = guard.downgrade().await.unwrap();
-                            assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                            free(guard).await;
-                        } else {
-                            free(guard).await;
-                        }
-                    } else {
-                        let guard = held(&lock.read()).await;
-                        let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                        assert!(readers > 0, "a writer is inside");
-                        together.fetch_max(readers, Ordering::SeqCst);
-                        tokio::task::yield_now().await;
+    let crowd = spawn_each(0..16, |n| {
+        let mut lock = clients[n % 2].read_write_lock(&name);
+        if n % 4 == 0 {
+            lock = lock.prefer_writers();
+        }
+        let (inside, together) = (inside.clone(), together.clone());
+        async move {
+            for turn in 0..20 {
+                if (n + turn) % 4 == 0 {
+                    let guard = held(&lock.write()).await;
+                    let before = inside.swap(-1000, Ordering::SeqCst);
+                    assert_eq!(before, 0, "not alone");
+                    tokio::task::yield_now().await;
+                    inside.store(0, Ordering::SeqCst);
+                    if turn % 2 == 0 {
+                        let guard = guard.downgrade().await.unwrap();
+                        assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
                         inside.fetch_sub(1, Ordering::SeqCst);
                         free(guard).await;
+                    } else {
+                        free(guard).await;
                     }
+                } else {
+                    let guard = held(&lock.read()).await;
+                    let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(readers > 0, "a writer is inside");
+                    together.fetch_max(readers, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    free(guard).await;
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("every turn is taken", crowd).await;
     assert!(is_free(&clients[0].read_write_lock(&name)).await);
     for client in &clients {
@@ -1094,33 +1052,31 @@ async fn no_state_remains_after_release(store: TestStore) {
         .client_with(Client::builder().subscription_linger(linger))
         .await;
     let lock = client.read_write_lock(&unique("account")).prefer_writers();
-    let tasks: Vec<_> = (0..24)
-        .map(|n| {
-            let lock = lock.clone();
-            tokio::spawn(async move {
-                match n % 4 {
-                    0 => {
-                        let guard = held(&lock.read()).await;
-                        let inner = guard.reenter().await.unwrap();
-                        drop(guard);
-                        free(inner).await;
-                    }
-                    1 => {
-                        let guard = held(&lock.write()).await;
-                        let reader = guard.reenter_read().await.unwrap();
-                        free(guard).await;
-                        drop(reader);
-                    }
-                    2 => drop(held(&lock.write()).await.downgrade().await),
-                    _ => {
-                        let wait = Duration::from_millis(n);
-                        // Such a short limit may pass without an answer.
-                        drop(lock.write().try_lock().wait(wait).await);
-                    }
+    let tasks = spawn_each(0..24, |n| {
+        let lock = lock.clone();
+        async move {
+            match n % 4 {
+                0 => {
+                    let guard = held(&lock.read()).await;
+                    let inner = guard.reenter().await.unwrap();
+                    drop(guard);
+                    free(inner).await;
                 }
-            })
-        })
-        .collect();
+                1 => {
+                    let guard = held(&lock.write()).await;
+                    let reader = guard.reenter_read().await.unwrap();
+                    free(guard).await;
+                    drop(reader);
+                }
+                2 => drop(held(&lock.write()).await.downgrade().await),
+                _ => {
+                    let wait = Duration::from_millis(n);
+                    // Such a short limit may pass without an answer.
+                    drop(lock.write().try_lock().wait(wait).await);
+                }
+            }
+        }
+    });
     done_all("done", tasks).await;
     client.flush().await;
     until("all is empty", async || {

@@ -265,8 +265,7 @@ async fn adding_zero_permits_creates_nothing(store: TestStore) {
     semaphore.release(0).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 3);
     let nameless = client.semaphore("");
-    let error = nameless.release(0).await.unwrap_err();
-    assert_matches!(error, Error::InvalidName { .. });
+    assert_matches!(nameless.release(0).await, Err(Error::InvalidName { .. }));
 }
 
 async fn wait_limits_are_kept(store: TestStore) {
@@ -276,8 +275,7 @@ async fn wait_limits_are_kept(store: TestStore) {
     let brief = Duration::from_millis(30);
     assert!(semaphore.try_acquire().wait(brief).await.unwrap().is_none());
     let waiting = other.semaphore(semaphore.name());
-    let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
-    until_subscribed(&other, 1).await;
+    let waiting = waiter_of(&other, waiting.try_acquire().wait(LONG)).await;
     held.release().await.unwrap();
     let permits = joined("woken", waiting).await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
@@ -295,8 +293,7 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) 
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
-    let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
-    until_subscribed(&other, 1).await;
+    let waiting = waiter_of(&other, waiting.acquire_many(4)).await;
     semaphore.release(1).await.unwrap();
     // Three are free: not enough yet, however many messages arrive.
     assert_eq!(semaphore.available().await.unwrap(), 3);
@@ -322,8 +319,7 @@ async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
             }
         };
         let waiting = other.semaphore(semaphore.name());
-        let waiting = tokio::spawn(waiting.acquire_many(2).into_future());
-        until_subscribed(&other, 1).await;
+        let waiting = waiter_of(&other, waiting.acquire_many(2)).await;
         match (way, held) {
             (0, _) => assert!(semaphore.try_set_permits(2).await.unwrap()),
             (1, Some(held)) => held.release().await.unwrap(),
@@ -354,8 +350,7 @@ async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
     let semaphore = set(&client, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
-    let big = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until_subscribed(&client, 1).await;
+    let big = waiter_of(&client, semaphore.acquire_many(2)).await;
     let small = tokio::spawn(semaphore.acquire().into_future());
     one.release().await.unwrap();
     // One permit is free, and a waiter that overtakes would have had every chance to.
@@ -404,9 +399,7 @@ async fn one_message_serves_as_many_waiters_as_possible(store: TestStore) {
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
     let same = other.semaphore(semaphore.name());
-    let waiting: Vec<_> = (0..5)
-        .map(|_| tokio::spawn(same.acquire().into_future()))
-        .collect();
+    let waiting = spawn_each(0..5, |_| same.acquire());
     until_subscribed(&other, 1).await;
     held.release().await.unwrap();
     let mut served = Vec::new();
@@ -429,27 +422,25 @@ async fn acquired_permits_never_exceed_the_total(store: TestStore) {
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
     let (taken, most, rounds) = <(Arc<AtomicI64>, Arc<AtomicI64>, Arc<AtomicUsize>)>::default();
-    let crowd: Vec<_> = (0..50usize)
-        .map(|n| {
-            let semaphore = clients[n % 3].semaphore(&name);
-            let (taken, most, rounds) = (taken.clone(), most.clone(), rounds.clone());
-            tokio::spawn(async move {
-                for round in 0..10usize {
-                    let wanted = ((n + round) % 3 + 1) as u32;
-                    let permits = semaphore.acquire_many(wanted).await.unwrap();
-                    let now = taken.fetch_add(wanted.into(), SeqCst) + i64::from(wanted);
-                    most.fetch_max(now, SeqCst);
-                    tokio::task::yield_now().await;
-                    taken.fetch_sub(wanted.into(), SeqCst);
-                    rounds.fetch_add(1, SeqCst);
-                    match round % 2 {
-                        0 => permits.release().await.unwrap(),
-                        _ => drop(permits),
-                    }
+    let crowd = spawn_each(0..50usize, |n| {
+        let semaphore = clients[n % 3].semaphore(&name);
+        let (taken, most, rounds) = (taken.clone(), most.clone(), rounds.clone());
+        async move {
+            for round in 0..10usize {
+                let wanted = ((n + round) % 3 + 1) as u32;
+                let permits = semaphore.acquire_many(wanted).await.unwrap();
+                let now = taken.fetch_add(wanted.into(), SeqCst) + i64::from(wanted);
+                most.fetch_max(now, SeqCst);
+                tokio::task::yield_now().await;
+                taken.fetch_sub(wanted.into(), SeqCst);
+                rounds.fetch_add(1, SeqCst);
+                match round % 2 {
+                    0 => permits.release().await.unwrap(),
+                    _ => drop(permits),
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("served", crowd).await;
     for client in &clients {
         within_limit("settled", client.flush()).await;

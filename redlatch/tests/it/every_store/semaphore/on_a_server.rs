@@ -93,8 +93,7 @@ async fn foreign_keys_stay_unchanged() {
     // The key changes its type while there are a waiter and a holder of permits.
     let semaphore = set(&client, "turned", 1).await;
     let held = semaphore.acquire().await.unwrap();
-    let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", async || client.status().subscriptions >= 1).await;
+    let waiting = waiter_of(&client, semaphore.acquire()).await;
     let () = server.command(&["SET", semaphore.name(), "precious"]);
     let _: i64 = server.command(&[
         "PUBLISH",
@@ -103,8 +102,7 @@ async fn foreign_keys_stay_unchanged() {
     ]);
     let error = done("answered", waiting).await.unwrap_err();
     assert_matches!(error, Error::WrongKind { .. });
-    let error = held.release().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(held.release().await, Err(Error::WrongKind { .. }));
     within_limit("settled", client.flush()).await;
     assert_eq!(
         server.command::<String>(&["GET", semaphore.name()]),
@@ -131,9 +129,7 @@ async fn flushed_scripts_are_loaded_again() {
 /// A request that was sent but not answered is reported, and never repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_outcome_is_reported_and_not_repeated() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let semaphore = set(&client, "unknown", 100).await;
     // Loads the scripts, so that the lost answer is that of the step itself.
     semaphore.acquire().await.unwrap().release().await.unwrap();
@@ -142,8 +138,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
     let mut expected = 100;
     for round in 0..5 {
         let taken = with_lost_answer(&proxy, semaphore.acquire_many(10).into_future());
-        let error = taken.await.unwrap_err();
-        assert_matches!(error, Error::OutcomeUnknown { .. });
+        assert_matches!(taken.await, Err(Error::OutcomeUnknown { .. }));
         expected -= 10;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
         let error = with_lost_answer(&proxy, semaphore.release(3)).await;
@@ -184,9 +179,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
 /// A request that was never sent is retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closed_connection_is_reopened() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let semaphore = set(&client, "anew", 2).await;
     for _ in 0..20 {
         proxy.cut();
@@ -211,8 +204,7 @@ async fn request_to_busy_server_is_retried() {
     let server = Server::start_with(&["--lua-time-limit", "1"]);
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let hasty = settings.connect(&server.url()).await.unwrap();
-    let settings = Client::builder().response_timeout(LONG);
-    let other = settings.connect(&server.url()).await.unwrap();
+    let other = connect(long_timeout(), &server.url()).await;
     let same = set(&other, "busy", 2).await;
     let semaphore = hasty.semaphore(same.name());
     let mut connection = server.connection();
@@ -273,8 +265,7 @@ async fn late_answer_is_undone() {
 /// requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn awaiting_late_answers_does_not_block_other_requests() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let settings = Client::builder().response_timeout(Duration::from_millis(500));
     let client = settings.connect(&proxy.url()).await.unwrap();
     let other = crate::common::client(&server).await;
@@ -282,12 +273,9 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
     same.acquire().await.unwrap().release().await.unwrap();
     let semaphore = client.semaphore(same.name());
     proxy.stall(true);
-    let tries: Vec<_> = (0..512)
-        .map(|_| tokio::spawn(semaphore.try_acquire().into_future()))
-        .collect();
+    let tries = spawn_each(0..512, |_| semaphore.try_acquire());
     for tried in tries {
-        let error = tried.await.unwrap().unwrap_err();
-        assert_matches!(error, Error::ResponseTimeout { .. });
+        assert_matches!(tried.await.unwrap(), Err(Error::ResponseTimeout { .. }));
     }
     assert_eq!(client.status().background, 512);
     let lock = client.lock("heard-out-lock");
@@ -301,8 +289,7 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
 /// A guard that is dropped while the server is unreachable releases once the server is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_is_retried_until_the_server_is_back() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&proxy.url()).await.unwrap();
     let semaphore = client.semaphore(
@@ -362,11 +349,9 @@ async fn permits_released_between_any_two_polls_wake_waiter() {
 /// across a reconnection).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_released_during_disconnect_are_noticed() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = Client::connect(&server.url()).await.unwrap();
-    let settings = Client::builder().watchdog_lease(10 * LONG);
-    let waiter = settings.connect(&proxy.url()).await.unwrap();
+    let waiter = connect(Client::builder().watchdog_lease(10 * LONG), &proxy.url()).await;
     for round in 0..10 {
         // With a name of its own, so that its subscription is that of this round's waiter.
         let semaphore = set(&holder, &format!("down-{round}"), 1).await;
@@ -411,12 +396,10 @@ async fn refused_channel_loses_no_permits() {
     let semaphore = set(&other, "mute", 2).await;
     let same = client.semaphore(semaphore.name());
     let permits = same.acquire_many(2).await.unwrap();
-    let error = same.acquire().await.unwrap_err();
-    assert_matches!(error, Error::NotPermitted { .. });
+    assert_matches!(same.acquire().await, Err(Error::NotPermitted { .. }));
     // Publishing is refused as well, before anything is changed. The release is retried until it is
     // allowed.
-    let error = permits.release().await.unwrap_err();
-    assert_matches!(error, Error::NotPermitted { .. });
+    assert_matches!(permits.release().await, Err(Error::NotPermitted { .. }));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let () = server.command(&["ACL", "SETUSER", "restricted", "allchannels"]);
     within_limit("settled", client.flush()).await;
@@ -434,12 +417,10 @@ async fn many_waiters_cost_one_subscription() {
     let semaphore = set(&holder, "crowd", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let same = crowd.semaphore(semaphore.name());
-    let waiting: Vec<_> = (0..200)
-        .map(|_| {
-            let same = same.clone();
-            tokio::spawn(async move { same.acquire().await.unwrap().release().await.unwrap() })
-        })
-        .collect();
+    let waiting = spawn_each(0..200, |_| {
+        let same = same.clone();
+        async move { same.acquire().await.unwrap().release().await.unwrap() }
+    });
     until_subscribed(&crowd, 1).await;
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
     until("subscribed, once", async || {

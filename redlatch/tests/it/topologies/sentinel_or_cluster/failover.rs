@@ -1,6 +1,6 @@
 //! What must hold when a master fails (docs/robustness.md).
 
-use super::{Deployment, LASTING, answered, long_timeout, retry_transient, until_renewed};
+use super::{Deployment, LASTING, answered, retry_transient, until_renewed};
 use crate::common::prelude::*;
 
 /// F3, F6, F28: a master is killed just after a lock was granted. The next master has the lock and
@@ -13,8 +13,7 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     );
     let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
     let lent = retry_transient(|| holder.lock("{a}:lent").lock().lease(10 * LONG)).await;
-    let waiting = tokio::spawn(other.lock("{a}:lent").lock().into_future());
-    until_subscribed(&other, 1).await;
+    let waiting = waiter_of(&other, other.lock("{a}:lent").lock()).await;
     let old = deployment.master("{a}");
     let first = retry_transient(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
     deployment.kill(old);
@@ -83,7 +82,7 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     );
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
 }
 
 /// F3, F4, F5, F6: a master hangs, and another one takes its place; then the old one resumes and
@@ -106,8 +105,7 @@ pub async fn a_frozen_master(deployment: &Deployment) {
     }
     let held = retry_transient(|| holder.lock("{c}:held").lock()).await;
     let lent = retry_transient(|| holder.lock("{c}:lent").lock().lease(10 * LONG)).await;
-    let waiting = tokio::spawn(waiter.lock("{c}:lent").lock().into_future());
-    until_subscribed(&waiter, 1).await;
+    let waiting = waiter_of(&waiter, waiter.lock("{c}:lent").lock()).await;
 
     let old = deployment.master("{c}");
     deployment.server(old).freeze();
