@@ -7,6 +7,7 @@ pub(crate) mod secured;
 
 use std::fmt::Debug;
 use std::future::poll_fn;
+use std::ops::RangeBounds;
 use std::panic::Location;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -230,9 +231,55 @@ pub(crate) async fn lease_left<K: LockKind>(lock: &Lock<K>) -> Duration {
     left.and_then(Expiry::duration).expect("a lease")
 }
 
+/// Creates a user who may do anything but publish and subscribe. Returns the URL with which it logs in.
+pub(crate) fn user_without_channels(server: &Server) -> String {
+    let mut rules = vec!["ACL", "SETUSER", "restricted", "on", ">secret"];
+    rules.extend(["~*", "resetchannels", "+@all"]);
+    let () = server.command(&rules);
+    format!("redis://restricted:secret@127.0.0.1:{}", server.port())
+}
+
 /// Returns the milliseconds until the key expires, or -1 without a limit, or -2 without the key.
 pub(crate) fn pttl(server: &Server, key: &str) -> i64 {
     server.command(&["PTTL", key])
+}
+
+/// Returns how many connections of a server are subscribed to a channel.
+pub(crate) fn subscribers(server: &Server, channel: &str) -> u32 {
+    let (_, subscribers): (String, u32) = server.command(&["PUBSUB", "NUMSUB", channel]);
+    subscribers
+}
+
+/// Waits until a channel has one subscriber, and never more.
+pub(crate) async fn until_subscribed_once(server: &Server, channel: &str) {
+    until("subscribed, once", async || {
+        let subscribers = subscribers(server, channel);
+        assert!(subscribers <= 1);
+        subscribers == 1
+    })
+    .await;
+}
+
+/// Returns how many channels of a server have subscribers.
+pub(crate) fn channels(server: &Server) -> usize {
+    let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
+    channels.len()
+}
+
+/// Asserts that the client has no holds and no background work.
+#[track_caller]
+pub(crate) fn assert_idle(client: &Client) {
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+}
+
+/// Waits until the client has no holds, no subscriptions and no background work.
+pub(crate) async fn until_idle(client: &Client) {
+    until("all is empty", async || {
+        let status = client.status();
+        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+    })
+    .await;
 }
 
 /// Waits until the client has this many subscriptions, so that a message wakes its waiters.
@@ -320,10 +367,7 @@ pub(crate) async fn poll_up_to<F: IntoFuture>(polls: usize, future: F) -> Option
 /// subscription to its channel.
 pub(crate) async fn poll_until_subscribed<F: IntoFuture>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(poll_up_to(polls, waiter));
-    let subscribed = until("subscribed", || async {
-        let (_, subscribers): (String, i64) = shared().command(&["PUBSUB", "NUMSUB", channel]);
-        subscribers == 1
-    });
+    let subscribed = until("subscribed", async || subscribers(shared(), channel) == 1);
     tokio::select! {
         biased;
         done = &mut few => assert!(done.is_none()),
@@ -384,6 +428,12 @@ pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
     let proxy = proxy.clone();
     let discarded = tokio::task::spawn_blocking(move || proxy.wait_until_discarded());
     discarded.await.unwrap();
+}
+
+/// Asserts how long something took.
+#[track_caller]
+pub(crate) fn assert_took(took: Duration, expected: impl RangeBounds<Duration>) {
+    assert!(expected.contains(&took), "{took:?}");
 }
 
 /// Asserts that an operation failed because its hold was lost, with this cause.

@@ -17,8 +17,27 @@ fn waiting(latch: &CountDownLatch) -> tokio::task::JoinHandle<redlatch::Result<(
     tokio::spawn(async move { latch.wait().await })
 }
 
-async fn subscribed(client: &Client, subscriptions: usize) {
-    until_subscribed(client, subscriptions).await;
+/// Returns whether the latch opens within a short wait.
+async fn opens_soon(latch: &CountDownLatch) -> bool {
+    let wait = Duration::from_millis(30);
+    retry_if_late(|| latch.try_wait().wait(wait).into_future()).await
+}
+
+/// Runs each request once. Returns their errors.
+async fn errors_of_each_request(latch: &CountDownLatch) -> [Option<Error>; 7] {
+    [
+        latch.try_set_count(1).await.err(),
+        latch.count_down().await.err(),
+        latch.count_down_by(0).await.err(),
+        latch.count().await.err(),
+        latch.wait().await.err(),
+        latch.try_wait().wait(LONG).await.err(),
+        latch.delete().await.err(),
+    ]
+}
+
+fn channel(latch: &CountDownLatch) -> String {
+    format!("redisson_countdownlatch__channel__{{{}}}", latch.name())
 }
 
 on_every_store! {
@@ -82,7 +101,7 @@ async fn counting_by_many(store: TestStore) {
     let client = store.client_without_retries().await;
     let latch = set(&client, "by-many", 10).await;
     let waiter = waiting(&latch);
-    subscribed(&client, 1).await;
+    until_subscribed(&client, 1).await;
     assert_eq!(latch.count_down_by(0).await.unwrap(), 10);
     assert_eq!(latch.count_down_by(4).await.unwrap(), 6);
     assert!(!waiter.is_finished());
@@ -95,33 +114,26 @@ async fn counting_by_many(store: TestStore) {
 async fn waiting_until_zero(store: TestStore) {
     let [client, other] = store.clients_without_retries().await;
     let latch = set(&client, "waits", 5).await;
-    let waiters: Vec<_> = (0..5)
-        .map(|_| waiting(&other.count_down_latch(latch.name())))
-        .collect();
-    subscribed(&other, 1).await;
+    let waited = other.count_down_latch(latch.name());
+    let waiters = [(); 5].map(|()| waiting(&waited));
+    until_subscribed(&other, 1).await;
     for left in (1..5).rev() {
         assert_eq!(latch.count_down().await.unwrap(), left);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     }
     assert_eq!(latch.count_down().await.unwrap(), 0);
     joined_all("woken", waiters).await;
-    subscribed(&other, 0).await;
+    until_subscribed(&other, 0).await;
 }
 
 async fn waiting_with_a_limit(store: TestStore) {
     let client = store.client_without_retries().await;
     let latch = set(&client, "limit", 1).await;
     assert!(!latch.try_wait().await.unwrap());
-    assert!(
-        !retry_if_late(|| latch
-            .try_wait()
-            .wait(Duration::from_millis(30))
-            .into_future())
-        .await
-    );
+    assert!(!opens_soon(&latch).await);
     let limited = latch.clone();
     let limited = tokio::spawn(async move { limited.try_wait().wait(LONG).await });
-    subscribed(&client, 1).await;
+    until_subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
     assert!(joined("woken", limited).await);
     assert!(latch.try_wait().wait(Duration::MAX).await.unwrap());
@@ -131,7 +143,7 @@ async fn deleting_a_latch_wakes_all_waiters(store: TestStore) {
     let [client, other] = store.clients_without_retries().await;
     let latch = set(&client, "deleted", 5).await;
     let waiter = waiting(&other.count_down_latch(latch.name()));
-    subscribed(&other, 1).await;
+    until_subscribed(&other, 1).await;
     assert!(latch.delete().await.unwrap());
     joined("woken", waiter).await;
 }
@@ -152,17 +164,11 @@ async fn setting_a_latch_again_blocks_later_waiters(store: TestStore) {
     let client = store.client_without_retries().await;
     let latch = set(&client, "later", 1).await;
     let first = waiting(&latch);
-    subscribed(&client, 1).await;
+    until_subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
     joined("open", first).await;
     assert!(latch.try_set_count(1).await.unwrap());
-    assert!(
-        !retry_if_late(|| latch
-            .try_wait()
-            .wait(Duration::from_millis(30))
-            .into_future())
-        .await
-    );
+    assert!(!opens_soon(&latch).await);
     latch.count_down().await.unwrap();
     assert!(latch.try_wait().wait(LONG).await.unwrap());
 }
@@ -184,25 +190,16 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
     })
     .await;
     if let TestStore::Server(server) = &store {
-        let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
-        until("subscribed, once", async || {
-            let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
-            assert!(subscribers <= 1);
-            subscribers == 1
-        })
-        .await;
+        until_subscribed_once(server, &channel(&latch)).await;
     }
     latch.count_down().await.unwrap();
     joined_all("woken", waiters).await;
-    subscribed(&other, 0).await;
+    until_subscribed(&other, 0).await;
 }
 
 async fn counted_from_many_clients(store: TestStore) {
     const TASKS: u32 = 60;
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        clients.push(store.client_without_retries().await);
-    }
+    let clients: [Client; 3] = store.clients_without_retries().await;
     let latch = set(&clients[0], "many", TASKS).await;
     let (through, counted) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
     let tasks = spawn_each(0..TASKS as usize, |n| {
@@ -229,15 +226,7 @@ async fn invalid_counts_and_names_are_rejected(store: TestStore) {
     assert!(!latch.delete().await.unwrap(), "created by an error");
     for name in ["", "a\nb", &"x".repeat(513)] {
         let latch = client.count_down_latch(name);
-        for error in [
-            latch.try_set_count(1).await.err(),
-            latch.count_down().await.err(),
-            latch.count_down_by(0).await.err(),
-            latch.count().await.err(),
-            latch.wait().await.err(),
-            latch.try_wait().wait(LONG).await.err(),
-            latch.delete().await.err(),
-        ] {
+        for error in errors_of_each_request(&latch).await {
             assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
         }
     }
@@ -264,7 +253,7 @@ async fn dropped_everywhere(store: TestStore) {
         };
         latch.count_down().await.unwrap();
         joined("woken", after).await;
-        subscribed(&client, 0).await;
+        until_subscribed(&client, 0).await;
         assert_eq!(client.status().background, 0);
     }
 }
@@ -296,9 +285,8 @@ async fn count_down_between_any_two_polls_wakes_waiter() {
         let latch = client.count_down_latch(&unique("heard"));
         let same = other.count_down_latch(latch.name());
         assert!(same.try_set_count(1).await.unwrap());
-        let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
         let mut waiter = latch.wait().into_future();
-        poll_until_subscribed(polls, &mut waiter, &channel).await;
+        poll_until_subscribed(polls, &mut waiter, &channel(&latch)).await;
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(latch.count().await.unwrap(), 1);
         assert_eq!(same.count_down().await.unwrap(), 0);
@@ -316,12 +304,7 @@ async fn count_down_during_disconnect_is_noticed() {
     for round in 0..10 {
         assert!(latch.try_set_count(1).await.unwrap());
         let waiter = waiting(&client.count_down_latch("a"));
-        until("it waits", async || {
-            !server
-                .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-                .is_empty()
-        })
-        .await;
+        until("it waits", async || channels(&server) > 0).await;
         if round % 2 == 0 {
             proxy.stall(true);
             latch.count_down().await.unwrap();
@@ -380,7 +363,7 @@ async fn keys_and_messages_match_redisson() {
     let client = Client::connect(&server.url()).await.unwrap();
     // This channel has its own braces around a name that already contains braces.
     let latch = client.count_down_latch(&format!("{{{}}}:x", unique("layout")));
-    let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
+    let channel = channel(&latch);
     let mut connection = server.connection();
     let (ready, is_ready) = tokio::sync::oneshot::channel();
     let subscriber = std::thread::spawn(move || {
@@ -402,10 +385,8 @@ async fn keys_and_messages_match_redisson() {
     latch.try_set_count(2).await.unwrap();
     latch.delete().await.unwrap();
     let messages = tokio::task::spawn_blocking(|| subscriber.join().unwrap());
-    assert_eq!(
-        done("the messages arrive", messages).await,
-        ["1", "0", "1", "0"]
-    );
+    let messages = done("the messages arrive", messages).await;
+    assert_eq!(messages, ["1", "0", "1", "0"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -418,14 +399,7 @@ async fn foreign_keys_stay_unchanged() {
     for name in [&text, &hash] {
         let before: Vec<u8> = server.command(&["DUMP", name]);
         let latch = client.count_down_latch(name);
-        for error in [
-            latch.try_set_count(1).await.err(),
-            latch.count_down().await.err(),
-            latch.count().await.err(),
-            latch.wait().await.err(),
-            latch.try_wait().wait(LONG).await.err(),
-            latch.delete().await.err(),
-        ] {
+        for error in errors_of_each_request(&latch).await {
             assert_matches!(error, Some(Error::WrongKind { .. }));
         }
         assert_eq!(server.command::<Vec<u8>>(&["DUMP", name]), before);
@@ -449,29 +423,6 @@ async fn a_latch_at_zero_can_be_set() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_loaded_again() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let latch = client.count_down_latch("a");
-    for _ in 0..5 {
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        assert!(latch.try_set_count(2).await.unwrap());
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        assert_eq!(latch.count_down().await.unwrap(), 1);
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        assert!(
-            !retry_if_late(|| latch
-                .try_wait()
-                .wait(Duration::from_millis(5))
-                .into_future())
-            .await
-        );
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        assert!(latch.delete().await.unwrap());
-    }
-}
-
 /// A key that is deleted by hand causes no message: the waiter notices it once per watchdog lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silently_deleted_key_is_noticed() {
@@ -480,31 +431,27 @@ async fn silently_deleted_key_is_noticed() {
     let client = settings.connect(&server.url()).await.unwrap();
     let latch = set(&client, "vanishes", 1).await;
     let waiter = waiting(&latch);
-    subscribed(&client, 1).await;
+    until_subscribed(&client, 1).await;
     let _: i64 = server.command(&["DEL", latch.name()]);
     joined("found gone", waiter).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn time_limits_are_kept() {
-    const SECOND: Duration = Duration::from_secs(1);
     let [client, other] = embedded_clients();
     let latch = client.count_down_latch("a");
     latch.try_set_count(1).await.unwrap();
     let begun = tokio::time::Instant::now();
     assert!(!latch.try_wait().wait(3600 * SECOND).await.unwrap());
-    assert!(begun.elapsed() >= 3600 * SECOND && begun.elapsed() < 3601 * SECOND);
+    assert_took(begun.elapsed(), 3600 * SECOND..3601 * SECOND);
     let waiter = waiting(&latch);
     tokio::time::sleep(3600 * SECOND).await;
     assert!(!waiter.is_finished());
     let begun = tokio::time::Instant::now();
     other.count_down_latch("a").count_down().await.unwrap();
     waiter.await.unwrap().unwrap();
-    assert_eq!(
-        begun.elapsed(),
-        Duration::ZERO,
-        "woken by the message, not by a retry"
-    );
+    let woken = begun.elapsed();
+    assert_eq!(woken, Duration::ZERO, "by the message, not by a retry");
 }
 
 #[test]
@@ -517,10 +464,8 @@ fn threads_wait_for_each_other() {
         let latch = client.count_down_latch(&unique("threads"));
         assert!(latch.try_set_count(9).unwrap());
         let wait = Duration::from_millis(10);
-        assert!(!retry_if_late_blocking(|| latch
-            .try_wait()
-            .wait(wait)
-            .block()));
+        let opened = retry_if_late_blocking(|| latch.try_wait().wait(wait).block());
+        assert!(!opened);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

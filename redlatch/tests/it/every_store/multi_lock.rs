@@ -719,21 +719,6 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     within_limit("settled", client.flush()).await;
 }
 
-/// Scripts that the server has lost are loaded again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_loaded_again() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
-    for _ in 0..3 {
-        let guard = held(&multi).await;
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        free(guard).await;
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-    }
-    assert_nothing_left(&client, &["a", "b"]).await;
-}
-
 /// The answer is lost and the step is repeated: acquired once, released once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_step_is_held_once() {
@@ -804,18 +789,10 @@ async fn renewed_for_hours_and_lost_on_time() {
         .await
         .unwrap()
         .unwrap();
-    let waited = begun.elapsed();
-    assert!(
-        waited >= 20 * SECOND && waited < 20 * SECOND + SECOND / 100,
-        "{waited:?}"
-    );
+    assert_took(begun.elapsed(), 20 * SECOND..20 * SECOND + SECOND / 100);
     let begun = tokio::time::Instant::now();
     guard.lost().await;
-    let lasted = begun.elapsed();
-    assert!(
-        lasted >= 9 * SECOND && lasted < 10 * SECOND + SECOND / 100,
-        "{lasted:?}"
-    );
+    assert_took(begun.elapsed(), 9 * SECOND..10 * SECOND + SECOND / 100);
     assert!(!guard.is_valid());
     drop(guard);
     one.flush().await;

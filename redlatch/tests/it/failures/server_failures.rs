@@ -246,6 +246,55 @@ async fn flushed_scripts_are_loaded_again() {
     free(kept).await;
 }
 
+/// The same for objects with scripts of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flushed_scripts_of_other_objects_are_loaded_again() {
+    let (server, client) = server_and_client().await;
+    let semaphore = client.semaphore("semaphore");
+    let expirable = client.expirable_semaphore("expirable");
+    let latch = client.count_down_latch("latch");
+    let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(expirable.try_set_permits(1).await.unwrap());
+    let flush = || server.command::<()>(&["SCRIPT", "FLUSH"]);
+    for _ in 0..10 {
+        flush();
+        let permits = semaphore.acquire_many(3).await.unwrap();
+        flush();
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        flush();
+        permits.release().await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), 3);
+
+        flush();
+        let permit = expirable.acquire().await.unwrap();
+        flush();
+        permit.release().await.unwrap();
+        assert_eq!(expirable.available().await.unwrap(), 1);
+        assert_eq!(expirable.acquired().await.unwrap(), 0);
+        assert_eq!(expirable.total().await.unwrap(), 1);
+
+        flush();
+        assert!(latch.try_set_count(2).await.unwrap());
+        flush();
+        assert_eq!(latch.count_down().await.unwrap(), 1);
+        flush();
+        let wait = Duration::from_millis(5);
+        assert!(!retry_if_late(|| latch.try_wait().wait(wait).into_future()).await);
+        flush();
+        assert!(latch.delete().await.unwrap());
+
+        flush();
+        let guard = held(&multi).await;
+        flush();
+        free(guard).await;
+    }
+    within_limit("settled", client.flush()).await;
+    assert_idle(&client);
+    assert!(!client.lock("a").is_locked().await.unwrap());
+    assert!(!client.lock("b").is_locked().await.unwrap());
+}
+
 /// Flushed data is reported as a loss, and another owner can acquire the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_data_is_reported_as_loss() {

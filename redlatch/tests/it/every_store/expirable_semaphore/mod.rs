@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicI64;
 
-use redlatch::PermitId;
+use redlatch::{PermitGuard, PermitId};
 use tokio::time::Instant;
 
 use crate::common::prelude::*;
@@ -62,6 +62,38 @@ async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
         semaphore.acquired().await.unwrap(),
         semaphore.total().await.unwrap(),
     )
+}
+
+/// Acquires permits without a guard.
+async fn ids_of(request: impl IntoFuture<Output = Result<PermitGuard, Error>>) -> Vec<PermitId> {
+    request.await.unwrap().into_ids().unwrap()
+}
+
+/// Returns the remaining lease of a permit.
+async fn lease_of(semaphore: &ExpirableSemaphore, id: PermitId) -> Duration {
+    let left = semaphore.lease_of(id).await.unwrap();
+    left.and_then(Expiry::duration).unwrap()
+}
+
+/// Runs each request once. Returns their errors.
+async fn errors_of_each_request(semaphore: &ExpirableSemaphore) -> [Option<Error>; 14] {
+    let id = PermitId::from_bytes([1; 16]);
+    [
+        semaphore.acquire().await.err(),
+        semaphore.try_acquire().await.err(),
+        semaphore.release(id).await.err(),
+        semaphore.try_release(id).await.err(),
+        semaphore.try_release_many(&[id]).await.err(),
+        semaphore.update_lease(id, SECOND).await.err(),
+        semaphore.lease_of(id).await.err(),
+        semaphore.available().await.err(),
+        semaphore.held_permits().await.err(),
+        semaphore.try_set_permits(1).await.err(),
+        semaphore.set_permits(1).await.err(),
+        semaphore.add_permits(1).await.err(),
+        semaphore.force_release().await.err(),
+        semaphore.delete().await.err(),
+    ]
 }
 
 fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
@@ -217,13 +249,7 @@ async fn permits_can_be_added_and_removed(store: TestStore) {
 async fn release_by_id_wakes_waiter(store: TestStore) {
     let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "woken", 1).await;
-    let ids = semaphore
-        .acquire()
-        .lease(10 * LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap();
+    let ids = ids_of(semaphore.acquire().lease(10 * LONG)).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(!waiter.is_finished());
@@ -281,10 +307,8 @@ async fn ids_are_released_all_or_none(store: TestStore) {
     assert!(is_lost(&semaphore.release_many(&ids).await));
     assert_eq!(counts(&semaphore).await, (8, 2, 10));
     // An id that is listed twice is released once.
-    semaphore
-        .release_many(&[ids[4], ids[5], ids[4]])
-        .await
-        .unwrap();
+    let twice = [ids[4], ids[5], ids[4]];
+    semaphore.release_many(&twice).await.unwrap();
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
     assert!(is_lost(&semaphore.release_many(&ids).await));
     assert!(is_lost(&semaphore.release(ids[0]).await));
@@ -307,8 +331,7 @@ async fn only_acquired_ids_are_released(store: TestStore) {
 async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "expired", 10).await;
-    let ids = semaphore.acquire_many(3).await.unwrap();
-    let ids = ids.into_ids().unwrap();
+    let ids = ids_of(semaphore.acquire_many(3)).await;
     for id in &ids {
         assert!(semaphore.update_lease(*id, BRIEF).await.unwrap());
     }
@@ -329,33 +352,11 @@ async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore)
 async fn a_lease_is_updated(store: TestStore) {
     let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "update", 1).await;
-    let id = semaphore
-        .acquire()
-        .lease(LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap()[0];
+    let id = ids_of(semaphore.acquire().lease(LONG)).await[0];
     assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
-    assert!(
-        semaphore
-            .lease_of(id)
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > 9 * LONG
-    );
+    assert!(lease_of(&semaphore, id).await > 9 * LONG);
     assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
-    assert!(
-        semaphore
-            .lease_of(id)
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > MAX_LEASE - LONG
-    );
+    assert!(lease_of(&semaphore, id).await > MAX_LEASE - LONG);
     // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = waiter_of(&other, theirs.acquire()).await;
@@ -370,22 +371,12 @@ async fn lease_can_be_inspected(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
-    let left = semaphore
-        .lease_of(renewed.ids()[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_of(&semaphore, renewed.ids()[0]).await;
     assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
     // The guard's remaining time never exceeds the store's.
     let fixed = semaphore.acquire().lease(LONG).await.unwrap();
     let believed = fixed.valid_for();
-    let left = semaphore
-        .lease_of(fixed.ids()[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_of(&semaphore, fixed.ids()[0]).await;
     assert!(left <= LONG && left > LONG / 2, "{left:?}");
     assert!(believed <= LONG && believed > LONG / 2, "{believed:?}");
     renewed.release().await.unwrap();
@@ -439,23 +430,14 @@ async fn permits_can_leave_their_guard(store: TestStore) {
     let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "leave", 2).await;
-    let ids = semaphore
-        .acquire()
-        .lease(10 * LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap();
+    let ids = ids_of(semaphore.acquire().lease(10 * LONG)).await;
     client.flush().await;
     assert_eq!(client.status().holds, 0);
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "not released");
     // Another process would receive the id as text.
     let received: PermitId = ids[0].to_string().parse().unwrap();
-    other
-        .expirable_semaphore(semaphore.name())
-        .release(received)
-        .await
-        .unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    theirs.release(received).await.unwrap();
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 
     // No longer renewed.
@@ -528,16 +510,11 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
 }
 
 async fn acquired_permits_never_exceed_total(store: TestStore) {
-    // With leases so long that no waiter is served by its periodic retry.
-    let client = || store.client_with(Client::builder().watchdog_lease(10 * LONG));
-    let clients = [client().await, client().await, client().await];
-    let name = with_permits(&clients[0], "crowd", 5)
-        .await
-        .name()
-        .to_owned();
+    let clients: [Client; 3] = store.clients_without_retries().await;
+    let semaphore = with_permits(&clients[0], "crowd", 5).await;
     let inside = Arc::new(AtomicI64::new(0));
     let tasks = spawn_each(0..50usize, |n| {
-        let semaphore = clients[n % 3].expirable_semaphore(&name);
+        let semaphore = clients[n % 3].expirable_semaphore(semaphore.name());
         let inside = inside.clone();
         async move {
             for round in 0..5 {
@@ -559,10 +536,7 @@ async fn acquired_permits_never_exceed_total(store: TestStore) {
     for client in &clients {
         client.flush().await;
     }
-    assert_eq!(
-        counts(&clients[0].expirable_semaphore(&name)).await,
-        (5, 0, 5)
-    );
+    assert_eq!(counts(&semaphore).await, (5, 0, 5));
 }
 
 /// F22: a model counts permits in parallel with the store.
@@ -570,13 +544,8 @@ async fn counts_are_exact_after_every_step(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "model", 5).await;
     let (mut total, mut out) = (5i64, BTreeMap::<PermitId, ()>::new());
-    let mut random = 0x2545_f491_4f6c_dd1du64;
-    let mut next = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut next = |below: u64| random.below(below);
     for _ in 0..500 {
         match next(8) {
             0..3 => {
@@ -652,13 +621,7 @@ async fn a_deleted_semaphore_is_gone(store: TestStore) {
     let client = store.client_with(renewing()).await;
     let semaphore = with_permits(&client, "delete", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
-    let ids = semaphore
-        .acquire()
-        .lease(LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap();
+    let ids = ids_of(semaphore.acquire().lease(LONG)).await;
     assert!(semaphore.delete().await.unwrap());
     assert!(!semaphore.delete().await.unwrap());
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
@@ -712,21 +675,9 @@ async fn invalid_requests_are_rejected(store: TestStore) {
     }
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.expirable_semaphore(name);
-        for error in [
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().await.err(),
-            semaphore.release(id).await.err(),
-            semaphore.try_release_many(&[]).await.err(),
-            semaphore.update_lease(id, SECOND).await.err(),
-            semaphore.lease_of(id).await.err(),
-            semaphore.available().await.err(),
-            semaphore.held_permits().await.err(),
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.set_permits(1).await.err(),
-            semaphore.add_permits(1).await.err(),
-            semaphore.force_release().await.err(),
-            semaphore.delete().await.err(),
-        ] {
+        let of_none = semaphore.try_release_many(&[]).await;
+        assert_matches!(of_none, Err(Error::InvalidName { .. }));
+        for error in errors_of_each_request(&semaphore).await {
             assert_matches!(error, Some(Error::InvalidName { .. }));
         }
     }
@@ -772,10 +723,10 @@ async fn no_state_remains_after_release(store: TestStore) {
             match n % 3 {
                 0 => permit.release().await.unwrap(),
                 1 => drop(permit),
-                _ => semaphore
-                    .release(permit.into_ids().unwrap()[0])
-                    .await
-                    .unwrap(),
+                _ => {
+                    let id = permit.into_ids().unwrap()[0];
+                    semaphore.release(id).await.unwrap();
+                }
             }
         }
     });
@@ -783,14 +734,6 @@ async fn no_state_remains_after_release(store: TestStore) {
     client.flush().await;
     until_idle(&client).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
-}
-
-async fn until_idle(client: &Client) {
-    until("all is empty", async || {
-        let status = client.status();
-        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-    })
-    .await;
 }
 
 async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
@@ -864,46 +807,29 @@ fn threads_share_permits() {
         client.flush().unwrap();
         let id = two.into_ids().unwrap()[0];
         assert!(semaphore.update_lease(id, LONG).unwrap());
-        assert!(
-            semaphore
-                .lease_of(id)
-                .unwrap()
-                .and_then(Expiry::duration)
-                .unwrap()
-                > LONG / 2
-        );
+        let left = semaphore.lease_of(id).unwrap();
+        assert!(left.and_then(Expiry::duration).unwrap() > LONG / 2);
         assert_eq!(semaphore.held_permits().unwrap().len(), 1);
         let counts = || {
             let (available, acquired) = (semaphore.available(), semaphore.acquired());
-            (
-                available.unwrap(),
-                acquired.unwrap(),
-                semaphore.total().unwrap(),
-            )
+            let total = semaphore.total().unwrap();
+            (available.unwrap(), acquired.unwrap(), total)
         };
         assert_eq!(counts(), (1, 1, 2));
         semaphore.release(id).unwrap();
         assert!(!semaphore.try_release(id).unwrap());
         semaphore.set_permits(3).unwrap();
         semaphore.add_permits(1).unwrap();
-        let four = semaphore
-            .acquire_many(4)
-            .block()
-            .unwrap()
-            .into_ids()
-            .unwrap();
+        let four = semaphore.acquire_many(4).block().unwrap();
+        let four = four.into_ids().unwrap();
         semaphore.release_many(&four[..2]).unwrap();
         assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
         let fixed = retry_if_late_blocking(|| semaphore.acquire_many(4).lease(BRIEF).block());
         assert_eq!(fixed.ids().len(), 4);
         assert!(fixed.valid_for() <= BRIEF);
         // Waits until the lease ends.
-        let next = semaphore
-            .try_acquire_many(4)
-            .wait(LONG)
-            .block()
-            .unwrap()
-            .unwrap();
+        let next = semaphore.try_acquire_many(4).wait(LONG).block();
+        let next = next.unwrap().expect("within its limit");
         assert!(!fixed.is_valid());
         assert!(is_lost(&fixed.release()));
         assert!(semaphore.force_release().unwrap());

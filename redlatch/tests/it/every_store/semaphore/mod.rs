@@ -15,11 +15,25 @@ async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     semaphore
 }
 
-/// Asserts that the client has no holds and no background work.
-#[track_caller]
-fn assert_idle(client: &Client) {
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+/// Acquires permits and releases them.
+async fn pass(semaphore: &Semaphore, permits: u32) {
+    let permits = semaphore.acquire_many(permits).await.unwrap();
+    permits.release().await.unwrap();
+}
+
+/// Runs each request once. Returns their errors.
+async fn errors_of_each_request(semaphore: &Semaphore) -> [Option<Error>; 9] {
+    [
+        semaphore.try_set_permits(1).await.err(),
+        semaphore.acquire().await.err(),
+        semaphore.try_acquire().wait(LONG).await.err(),
+        semaphore.release(1).await.err(),
+        semaphore.release_if_exists(1).await.err(),
+        semaphore.add_permits(-1).await.err(),
+        semaphore.drain().await.err(),
+        semaphore.available().await.err(),
+        semaphore.delete().await.err(),
+    ]
 }
 
 on_every_store! {
@@ -162,22 +176,10 @@ async fn release_requires_an_existing_semaphore(store: TestStore) {
 async fn time_to_live_ends_and_survives_changes(store: TestStore) {
     let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("ttl"));
-    let lives = SHORT;
     let begun = std::time::Instant::now();
-    assert!(
-        semaphore
-            .try_set_permits(3)
-            .time_to_live(lives)
-            .await
-            .unwrap()
-    );
-    semaphore
-        .acquire_many(2)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let set = semaphore.try_set_permits(3).time_to_live(SHORT);
+    assert!(set.await.unwrap());
+    pass(&semaphore, 2).await;
     semaphore.add_permits(1).await.unwrap();
     semaphore.drain().await.unwrap();
     semaphore.release(2).await.unwrap();
@@ -185,7 +187,7 @@ async fn time_to_live_ends_and_survives_changes(store: TestStore) {
         semaphore.available().await.unwrap() == 0
     })
     .await;
-    assert!(begun.elapsed() >= lives);
+    assert!(begun.elapsed() >= SHORT);
     assert!(semaphore.try_set_permits(1).await.unwrap());
 }
 
@@ -195,13 +197,7 @@ async fn guards_release_exactly_once_in_every_way(store: TestStore) {
     drop(semaphore.acquire_many(7).await.unwrap());
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
-    semaphore
-        .acquire_many(4)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    pass(&semaphore, 4).await;
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
     semaphore.acquire_many(4).await.unwrap().forget();
@@ -213,10 +209,8 @@ async fn guards_release_exactly_once_in_every_way(store: TestStore) {
 async fn released_guard_does_not_recreate_a_semaphore(store: TestStore) {
     let client = store.client_without_retries().await;
     let semaphore = set(&client, "gone", 5).await;
-    let (one, two) = (
-        semaphore.acquire().await.unwrap(),
-        semaphore.acquire().await.unwrap(),
-    );
+    let one = semaphore.acquire().await.unwrap();
+    let two = semaphore.acquire().await.unwrap();
     assert!(semaphore.delete().await.unwrap());
     one.release().await.unwrap();
     drop(two);
@@ -239,13 +233,7 @@ async fn permits_do_not_go_to_the_next_semaphore(store: TestStore) {
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
     // Its own permits do.
-    semaphore
-        .acquire_many(2)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    pass(&semaphore, 2).await;
     drop(semaphore.acquire_many(3).await.unwrap());
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3);
@@ -280,10 +268,8 @@ async fn wait_limits_are_kept(store: TestStore) {
     let permits = joined("woken", waiting).await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     permits.release().await.unwrap();
-    until("no queue is left", async || {
-        client.status().subscriptions + other.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(&client, 0).await;
+    until_subscribed(&other, 0).await;
     assert_idle(&client);
 }
 
@@ -415,10 +401,7 @@ async fn one_message_serves_as_many_waiters_as_possible(store: TestStore) {
 async fn acquired_permits_never_exceed_the_total(store: TestStore) {
     const TOTAL: i64 = 5;
     let name = unique("total");
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        clients.push(store.client_without_retries().await);
-    }
+    let clients: [Client; 3] = store.clients_without_retries().await;
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
     let (taken, most, rounds) = <(Arc<AtomicI64>, Arc<AtomicI64>, Arc<AtomicUsize>)>::default();
@@ -455,10 +438,7 @@ async fn acquired_permits_never_exceed_the_total(store: TestStore) {
 /// Failure catalogue F23: waiters for hundreds of names, in two clients.
 async fn waiters_for_hundreds_of_names_are_all_served(store: TestStore) {
     const NAMES: usize = 300;
-    let clients = [
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    ];
+    let clients: [Client; 2] = store.clients_without_retries().await;
     let prefix = unique("hundreds");
     let mut waiting = Vec::new();
     let mut held = Vec::new();
@@ -528,17 +508,7 @@ async fn invalid_names_are_rejected(store: TestStore) {
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
         assert_eq!(semaphore.name(), name);
-        for error in [
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().await.err(),
-            semaphore.release(1).await.err(),
-            semaphore.release_if_exists(1).await.err(),
-            semaphore.add_permits(1).await.err(),
-            semaphore.drain().await.err(),
-            semaphore.available().await.err(),
-            semaphore.delete().await.err(),
-        ] {
+        for error in errors_of_each_request(&semaphore).await {
             assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
         }
     }
@@ -615,14 +585,10 @@ fn call_without_runtime_fails() {
     let semaphore = Client::embedded().semaphore("no-runtime");
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     let mut acquiring = semaphore.acquire().into_future();
-    match acquiring.as_mut().poll(&mut cx) {
-        Poll::Ready(Err(Error::NoRuntime)) => {}
-        other => panic!("{other:?}"),
-    }
-    match pin!(semaphore.release(1)).poll(&mut cx) {
-        Poll::Ready(Err(Error::NoRuntime)) => {}
-        other => panic!("{other:?}"),
-    }
+    let acquired = acquiring.as_mut().poll(&mut cx);
+    assert_matches!(acquired, Poll::Ready(Err(Error::NoRuntime)));
+    let released = pin!(semaphore.release(1)).poll(&mut cx);
+    assert_matches!(released, Poll::Ready(Err(Error::NoRuntime)));
 }
 
 #[test]
@@ -669,14 +635,8 @@ mod blocking {
             assert!(semaphore.try_acquire().block().unwrap().is_none());
             assert!(semaphore.try_acquire_many(2).block().unwrap().is_none());
             let brief = Duration::from_millis(10);
-            assert!(
-                semaphore
-                    .try_acquire()
-                    .wait(brief)
-                    .block()
-                    .unwrap()
-                    .is_none()
-            );
+            let limited = semaphore.try_acquire().wait(brief).block();
+            assert!(limited.unwrap().is_none());
             // Another thread may release permits that this one acquired.
             std::thread::scope(|scope| {
                 scope.spawn(move || drop(both));
@@ -689,13 +649,8 @@ mod blocking {
             semaphore.add_permits(-1).unwrap();
             assert_eq!(semaphore.drain().unwrap(), 1);
             assert!(semaphore.delete().unwrap());
-            assert!(
-                semaphore
-                    .try_set_permits(1)
-                    .time_to_live(LONG)
-                    .block()
-                    .unwrap()
-            );
+            let set = semaphore.try_set_permits(1).time_to_live(LONG);
+            assert!(set.block().unwrap());
             client.flush().unwrap();
         }
     }
