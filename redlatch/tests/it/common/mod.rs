@@ -13,7 +13,9 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
 use deployments::Deployment;
@@ -26,6 +28,7 @@ use redlatch_testkit::{
     Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels, unique,
 };
 use secured::Secured;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
 /// Longer than any successful operation takes, even on the slowest machine.
@@ -147,7 +150,12 @@ pub(crate) async fn joined_all<T, E: Debug, J: Debug>(
     }
 }
 
-/// Starts a task for each number.
+/// Returns a runtime whose end is that of a client's process: nothing of it goes on.
+pub(crate) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Starts a task for each number or other item.
 pub(crate) fn spawn_each<N, F>(
     numbers: impl IntoIterator<Item = N>,
     mut task: impl FnMut(N) -> F,
@@ -260,6 +268,24 @@ pub(crate) async fn until_subscribed_once(server: &Server, channel: &str) {
     .await;
 }
 
+/// Subscribes to a channel. Returns the messages from then on.
+pub(crate) fn messages(server: &Server, channel: &str) -> Receiver<String> {
+    let (mut connection, channel) = (server.connection(), channel.to_owned());
+    let (subscribed, is_subscribed) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut pubsub = connection.as_pubsub();
+        pubsub.subscribe(channel).unwrap();
+        subscribed.send(()).unwrap();
+        // Until the test or its server has ended.
+        while let Ok(message) = pubsub.get_message()
+            && sender.send(message.get_payload().unwrap()).is_ok()
+        {}
+    });
+    is_subscribed.recv().unwrap();
+    receiver
+}
+
 /// Returns how many channels of a server have subscribers.
 pub(crate) fn channels(server: &Server) -> usize {
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
@@ -361,6 +387,22 @@ pub(crate) async fn poll_up_to<F: IntoFuture>(polls: usize, future: F) -> Option
         }
     })
     .await
+}
+
+/// Polls a request that waits until something else has happened, and not afterwards.
+#[track_caller]
+pub(crate) fn poll_until<T, W: Future + Unpin>(
+    mut waiting: W,
+    event: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move {
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("it does not wait, at {caller}"),
+            happened = event => happened,
+        }
+    }
 }
 
 /// Polls a waiter this many times. Then keeps it without polling until the shared server reports a
@@ -568,9 +610,21 @@ impl TestStore {
     }
 
     pub(crate) async fn clients_without_retries<const N: usize>(&self) -> [Client; N] {
+        self.clients_with(Client::builder().watchdog_lease(10 * LONG))
+            .await
+    }
+
+    pub(crate) async fn clients<const N: usize>(&self) -> [Client; N] {
+        self.clients_with(Client::builder()).await
+    }
+
+    pub(crate) async fn clients_with<const N: usize>(
+        &self,
+        settings: ClientBuilder,
+    ) -> [Client; N] {
         let mut clients = Vec::new();
         while clients.len() < N {
-            clients.push(self.client_without_retries().await);
+            clients.push(self.client_with(settings.clone()).await);
         }
         clients.try_into().unwrap_or_else(|_| unreachable!())
     }
@@ -637,6 +691,11 @@ pub(crate) fn patient(settings: ClientBuilder) -> ClientBuilder {
 /// Settings of clients whose holds are renewed soon enough for a test to wait for it.
 pub(crate) fn renewing() -> ClientBuilder {
     Client::builder().watchdog_lease(WATCHDOG)
+}
+
+/// Settings of clients whose subscriptions end soon after their last waiter.
+pub(crate) fn short_linger() -> ClientBuilder {
+    long_timeout().subscription_linger(Duration::from_millis(10))
 }
 
 /// Settings of clients that wait for an answer longer than any pause of a test.

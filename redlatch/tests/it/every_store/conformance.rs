@@ -80,7 +80,7 @@ async fn tasks_that_share_a_handle_exclude_each_other(store: TestStore) {
 }
 
 async fn clients_exclude_and_wake_each_other(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     assert_ne!(one.id(), two.id());
     let name = unique("clients");
     let guard = held(&one.lock(&name)).await;
@@ -435,11 +435,11 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
             // the queue.
             let client = client.clone();
             let mut waiting_first = waiting;
-            tokio::select! {
-                biased;
-                _ = &mut waiting_first => panic!("the lock was not released"),
-                () = until("it is queued", async || client.status().subscriptions == 1) => {}
-            }
+            poll_until(
+                &mut waiting_first,
+                until("it is queued", async || client.status().subscriptions == 1),
+            )
+            .await;
             waiting = waiting_first;
         }
         let order = order.clone();
@@ -482,10 +482,7 @@ async fn owner_can_acquire_again_after_loss(store: TestStore) {
 }
 
 async fn no_state_remains_after_release(store: TestStore) {
-    let linger = Duration::from_millis(10);
-    let client = store
-        .client_with(Client::builder().subscription_linger(linger))
-        .await;
+    let client = store.client_with(short_linger()).await;
     let lock = client.lock(&unique("account"));
     let tasks = spawn_each(0..20, |n| {
         let lock = lock.clone();

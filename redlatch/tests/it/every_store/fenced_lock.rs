@@ -33,7 +33,7 @@ async fn every_acquisition_increments_the_token(store: TestStore) {
 }
 
 async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("grow");
     let (lock, theirs) = (one.fenced_lock(&name), two.fenced_lock(&name));
     let mut tokens = Vec::new();
@@ -104,7 +104,7 @@ async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
 
 /// The same key: locks with and without a token exclude each other.
 async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("same");
     let (plain, fenced) = (one.lock(&name), two.fenced_lock(&name));
     let guard = held(&plain).await;
@@ -256,7 +256,7 @@ impl Resource {
 /// F28: the lease of a holder ends while it is busy; the next holder acquires the lock and writes.
 /// The write of the first holder is refused, and its guard has reported the loss before.
 async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("resource");
     let resource = Resource::default();
 

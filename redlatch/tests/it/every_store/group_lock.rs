@@ -18,7 +18,7 @@ on_every_store! {
 }
 
 async fn overlapping_sets_exclude_each_other(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("group");
     let guard = held(&one.multi_lock(&name, ["a", "b"])).await;
     let others = two.multi_lock(&name, ["b", "c"]);

@@ -103,11 +103,7 @@ where
             assert!(lock.is_locked().await.unwrap());
         }
     };
-    tokio::select! {
-        biased;
-        _ = &mut waiting => panic!("it was not released yet"),
-        () = held => {}
-    }
+    poll_until(&mut waiting, held).await;
     tokio::spawn(waiting)
 }
 
@@ -145,7 +141,7 @@ async fn holds_are_counted<K: OwnedKind>(store: TestStore, make: Make<K>) {
 /// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number identifies an
 /// owner only together with its client.
 async fn lock_is_held_only_by_its_owner<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("alone");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     let me = Owner::new();
@@ -180,7 +176,7 @@ async fn owner_can_reenter_with_try_lock<K: OwnedKind>(store: TestStore, make: M
 /// Redisson: testUnlockFail. Only a guard can unlock here. So the case is a guard whose hold was
 /// removed and now belongs to another owner.
 async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("late");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     let late = held(&lock).await;
@@ -195,7 +191,7 @@ async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestSto
 
 /// Redisson: testTryLockAsync, testConcurrency_SingleInstance.
 async fn release_passes_the_lock_on<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("hand-over");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     for dropped in [false, true] {
@@ -595,8 +591,7 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
     server: Server,
     make: Make<K>,
 ) {
-    let settings = Client::builder().subscription_linger(Duration::from_millis(10));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(short_linger(), &server.url()).await;
     let tasks = spawn_each(0..32, |task| {
         let client = client.clone();
         async move {
@@ -609,11 +604,8 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
         }
     });
     done_all("every turn", tasks).await;
-    until("no subscription is left", async || {
-        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
-        channels.is_empty() && client.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(&client, 0).await;
+    until("no channel is left", async || channels(&server) == 0).await;
 }
 
 /// A Java process holds the lock, as the server sees it: redlatch waits for it, and its release

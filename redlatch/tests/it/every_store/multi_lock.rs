@@ -88,10 +88,7 @@ async fn all_members_are_held_or_none(store: TestStore) {
 /// all orders.
 async fn one_of_ten_attempts_wins(store: TestStore) {
     let (a, b, c) = (unique("ten-a"), unique("ten-b"), unique("ten-c"));
-    let mut clients = Vec::new();
-    for _ in 0..10 {
-        clients.push(store.client().await);
-    }
+    let clients: [Client; 10] = store.clients().await;
     for _ in 0..5 {
         let start = Arc::new(Barrier::new(clients.len()));
         let tries = clients.iter().enumerate().map(|(n, client)| {
@@ -117,7 +114,7 @@ async fn one_of_ten_attempts_wins(store: TestStore) {
 }
 
 async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     // Members of two clients need two scripts, so one of them really is released here.
     let second = store.client().await;
     let (a, b) = (unique("give-back-a"), unique("give-back-b"));
@@ -146,7 +143,7 @@ async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
 }
 
 async fn waiting_ends_at_its_limit(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let (a, b) = (unique("patience-a"), unique("patience-b"));
     let held = other.lock(&b).lock().await.unwrap();
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
@@ -162,7 +159,7 @@ async fn waiting_ends_at_its_limit(store: TestStore) {
 }
 
 async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let names = [unique("way-a"), unique("way-b"), unique("way-c")];
     let lease = 10 * LONG;
     let mut held = Vec::new();
@@ -184,7 +181,7 @@ async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
 }
 
 async fn members_can_have_different_kinds(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let [lock, fenced, spin, strict] =
         ["lock", "fenced", "spin", "strict"].map(|kind| unique(&format!("mix-{kind}")));
     let token = client.fenced_lock(&fenced);
@@ -220,11 +217,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
             assert!(client.spin_lock(&spin).is_locked().await.unwrap());
         }
     };
-    tokio::select! {
-        biased;
-        _ = &mut waiting => panic!("it was not released yet"),
-        () = refused => {}
-    }
+    poll_until(&mut waiting, refused).await;
     let waiting = tokio::spawn(waiting);
     free(held).await;
     free(joined("spun", waiting).await).await;
@@ -233,7 +226,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
 
 /// Members that are acquired one by one, because they have a queue or shared holders.
 async fn fair_and_read_write_members(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("kinds");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
     let (fair, rw) = (client.fair_lock(&b), client.read_write_lock(&c));
@@ -276,7 +269,7 @@ async fn fair_and_read_write_members(store: TestStore) {
 }
 
 async fn members_of_several_clients(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let elsewhere = Client::embedded();
     let name = unique("clients");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
@@ -388,7 +381,7 @@ async fn fixed_lease_is_not_renewed(store: TestStore) {
 /// Members that the owner already holds are re-entered, and released again if another member is
 /// blocked: their state is then as before. In a cluster, this requires a common hash tag.
 async fn failed_attempt_extends_no_lease(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let tag = unique("tag");
     let names = [format!("{{{tag}}}:a"), format!("{{{tag}}}:b")];
     let me = Owner::new();
@@ -476,11 +469,7 @@ async fn poll_up_to<F: IntoFuture>(polls: usize, future: F) -> Option<F::Output>
 /// Members of one client and of two, free and released meanwhile. The request is dropped after one
 /// poll, after two, and so on.
 async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
-    let (client, second, other) = (
-        store.client().await,
-        store.client().await,
-        store.client().await,
-    );
+    let [client, second, other] = store.clients().await;
     let (a, b) = (unique("cancel-a"), unique("cancel-b"));
     for multi in [
         MultiLock::new([client.lock(&a), client.lock(&b)]),
@@ -603,7 +592,7 @@ async fn contend(
 }
 
 async fn invalid_members_are_rejected(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let invalid = |error: Error, reason: &str| {
         assert_matches!(error, Error::InvalidMembers { .. });
         assert!(error.to_string().contains(reason), "{error}");

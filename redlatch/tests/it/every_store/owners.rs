@@ -14,13 +14,13 @@ on_every_store! {
 }
 
 async fn tasks_of_an_owner_see_no_false_loss(store: TestStore) {
-    let (ours, theirs) = (store.client().await, store.client().await);
+    let [ours, theirs] = store.clients().await;
     let name = unique("storm");
     contend(ours.lock(&name), theirs.lock(&name)).await;
 }
 
 async fn tasks_of_a_queueing_owner_see_no_false_loss(store: TestStore) {
-    let (ours, theirs) = (store.client().await, store.client().await);
+    let [ours, theirs] = store.clients().await;
     let name = unique("storm");
     contend(ours.fair_lock(&name), theirs.fair_lock(&name)).await;
 }
@@ -101,7 +101,7 @@ async fn lease_of_dropped_guard_does_not_outlive_the_next(store: TestStore) {
 }
 
 async fn waiting_writer_that_reads_is_refused_immediately(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("sides");
     let other = held(&two.read_write_lock(&name).read()).await;
     let (lock, me) = (one.read_write_lock(&name), Owner::new());

@@ -12,7 +12,7 @@ on_every_store! {
 }
 
 async fn reentering_does_not_revive_a_lost_hold(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("revive");
     let outer = held(&client.lock(&name)).await;
     assert!(other.lock(&name).force_unlock().await.unwrap());
@@ -83,7 +83,7 @@ async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(store: 
 }
 
 async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let (name, me) = (unique("sibling-lost"), Owner::new());
     let lock = client.lock(&name);
     let guard = held(&other.lock(&name)).await;
@@ -105,7 +105,7 @@ async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore)
 }
 
 async fn loss_during_reentry_is_removed_from_hold_count(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("off-account");
     let outer = client.lock(&name).lock().lease(10 * LONG).await.unwrap();
     assert!(other.lock(&name).force_unlock().await.unwrap());

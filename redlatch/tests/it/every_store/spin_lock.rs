@@ -109,7 +109,7 @@ async fn one_waiter_per_client_asks_the_server() {
 
 /// Both kinds use one key, so they exclude each other. A waiter of the spin lock notices every release.
 async fn spin_lock_and_plain_lock_share_their_key(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("both");
     let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
 
@@ -130,7 +130,7 @@ async fn spin_lock_and_plain_lock_share_their_key(store: TestStore) {
 /// Releasing a spin lock wakes no waiter of a plain lock: at worst, that waiter retries when the
 /// lease would have ended. A forced unlock does wake it.
 async fn woken_and_spinning_waiters_take_turns(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("turns");
     let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
     let guard = spin.lock().lease(SHORT).await.unwrap();

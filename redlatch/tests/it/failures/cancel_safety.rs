@@ -33,7 +33,7 @@ async fn acquiring_a_free_lock(store: TestStore) {
 }
 
 async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("cancel-wait");
     let lock = client.lock(&name);
     drop_after_each_poll(async |polls| {
@@ -125,7 +125,7 @@ async fn working_under_a_lock(store: TestStore) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_between_any_two_polls_wakes_waiter() {
     let store = TestStore::server();
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     for polls in 1..30 {
         // Uses a new channel each time, which is not subscribed to yet.
         let lock = client.lock(&unique("heard"));
@@ -179,11 +179,13 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
         assert!(poll_up_to(1, next.as_mut()).await.is_none());
         assert!(poll_up_to(1, release.as_mut()).await.is_none());
     }
-    tokio::select! {
-        biased;
-        _ = next.as_mut() => panic!("there are no answers"),
-        () = until("released", async || !server.command::<bool>(&["EXISTS", "a"])) => {}
-    }
+    poll_until(
+        next.as_mut(),
+        until("released", async || {
+            !server.command::<bool>(&["EXISTS", "a"])
+        }),
+    )
+    .await;
     drop(next);
     proxy.discard_replies(false);
     proxy.cut();

@@ -194,7 +194,7 @@ async fn epoch_is_greater_than_that_of_the_latest_term() {
 }
 
 async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("election");
     let former = one.election(&name).campaign("one").await.unwrap();
     assert!(one.fair_lock(&name).force_unlock().await.unwrap());

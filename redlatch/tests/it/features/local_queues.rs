@@ -79,11 +79,7 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     let guard = held(&peer.read_write_lock("sides").write()).await;
     // Not polled again before the end of the test, so it stays first in the queue of the readers.
     let mut first = pin!(sides.read().lock().into_future());
-    tokio::select! {
-        biased;
-        _ = &mut first => panic!("it is held"),
-        () = until_subscribed(&client, 1) => {}
-    }
+    poll_until(&mut first, until_subscribed(&client, 1)).await;
     let me = Owner::new();
     let both = MultiLock::new([sides.read()]).and(client.lock("other"));
     let reading = tokio::spawn(both.lock().owner(me).into_future());

@@ -100,7 +100,7 @@ async fn becomes_no_ticket<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<
 
 /// What the caller asks for and does not get is an error that says what is left.
 async fn ticket_that_was_asked_for_is_not_adopted(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("from-ticket");
     is_not_adopted(client.lock(&name), other.lock(&name)).await;
     is_not_adopted(client.fair_lock(&name), other.fair_lock(&name)).await;

@@ -54,7 +54,7 @@ async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
 }
 
 async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("moves");
     let [plain, fair, fenced, spin, data] =
         ["plain", "fair", "fenced", "spin", "data"].map(|kind| format!("{name}:{kind}"));
@@ -80,10 +80,7 @@ async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
 async fn one_of_many_clients_adopts_each_ticket(store: TestStore) {
     let name = unique("race");
     let first = store.client().await.lock(&name);
-    let mut clients = Vec::new();
-    for _ in 0..4 {
-        clients.push(store.client().await);
-    }
+    let clients: [Client; 4] = store.clients().await;
     let mut ticket = held(&first).await.into_ticket().await.unwrap();
     for _ in 0..20 {
         let adopting = clients
@@ -114,7 +111,7 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
     let (name, holders) = (unique("exclusion"), Arc::new(AtomicU32::new(0)));
     let mut tasks = Vec::new();
     for _ in 0..3 {
-        let pair = [store.client().await, store.client().await];
+        let pair: [Client; 2] = store.clients().await;
         let (name, holders) = (name.clone(), holders.clone());
         tasks.push(tokio::spawn(async move {
             let work = async || {
@@ -146,7 +143,7 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
 
 /// The lease that the waiters know of is far longer than that of the ticket, which nothing uses.
 async fn waiters_learn_shorter_lease_of_ticket(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("shorter");
     for kind in ["plain", "fair", "write"] {
         let name = format!("{name}:{kind}");

@@ -65,7 +65,7 @@ on_every_store! {
 }
 
 async fn every_client_sees_changes_of_locks(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("watched");
     let lock = client.lock(&name);
     let mut watches = [watch(&client, &name).await, watch(&other, &name).await];
@@ -92,7 +92,7 @@ async fn every_client_sees_changes_of_locks(store: TestStore) {
 }
 
 async fn every_kind_is_watched(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("kind");
     let mut watch = watch(&client, &format!("{name}*")).await;
 

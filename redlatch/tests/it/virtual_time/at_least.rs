@@ -46,7 +46,7 @@ where
 }
 
 async fn released_lock_is_kept_from_all_owners(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("kept");
     let [plain, fair, fenced, spin] =
         ["plain", "fair", "fenced", "spin"].map(|kind| format!("{name}:{kind}"));
@@ -59,7 +59,7 @@ async fn released_lock_is_kept_from_all_owners(store: TestStore) {
 
 /// One waiter of the same client, one of another. The lease that they learn first is far longer.
 async fn waiters_acquire_at_end_of_time(store: TestStore) {
-    let clients = [store.client().await, store.client().await];
+    let clients: [Client; 2] = store.clients().await;
     let name = unique("end");
     wait_for_end(&clients, |client| client.lock(&name)).await;
     let name = unique("end");

@@ -369,10 +369,7 @@ async fn run_drops_work_at_limit() {
 
 /// The lease of the holder ends long after the test, so the other client acquires the lock only after its release.
 async fn hanging_holder_is_replaced_at_limit(store: TestStore) {
-    let [holder, other] = [
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    ];
+    let [holder, other] = store.clients_without_retries().await;
     let name = unique("limit");
     let lock = holder.lock(&name);
     let limit = 2 * SECOND;

@@ -247,7 +247,7 @@ async fn permits_can_be_added_and_removed(store: TestStore) {
 }
 
 async fn release_by_id_wakes_waiter(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "woken", 1).await;
     let ids = ids_of(semaphore.acquire().lease(10 * LONG)).await;
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -261,7 +261,7 @@ async fn release_by_id_wakes_waiter(store: TestStore) {
 
 /// F21. The holders are other clients with long leases, so only the releases can wake the waiter.
 async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "f21", 5).await;
     let mut held = Vec::new();
     for _ in 0..5 {
@@ -281,7 +281,7 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) 
 }
 
 async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = client.expirable_semaphore(&unique("grow"));
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
@@ -350,7 +350,7 @@ async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore)
 }
 
 async fn a_lease_is_updated(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "update", 1).await;
     let id = ids_of(semaphore.acquire().lease(LONG)).await[0];
     assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
@@ -466,7 +466,7 @@ async fn dropped_guards_release_and_wake(store: TestStore) {
 
 /// A waiter for one permit does not overtake a waiter for three either.
 async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "order", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
@@ -481,11 +481,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         // Polled here, so that they queue in this order.
         {
             let queued = until("it is queued", async || client.status().subscriptions == 1);
-            tokio::select! {
-                biased;
-                _ = &mut waiting => panic!("served before its time"),
-                () = queued => {}
-            }
+            poll_until(&mut waiting, queued).await;
         }
         let order = order.clone();
         waiters.push(tokio::spawn(async move {
@@ -752,7 +748,7 @@ async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
 }
 
 async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "cancel-wait", 4).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     drop_after_each_poll(async |polls| {

@@ -7,11 +7,8 @@ async fn layout_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let name = unique("layout");
-    let mut connection = server.connection();
-    connection.set_read_timeout(Some(LONG)).unwrap();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe(format!("redisson_sc:{{{name}}}")).unwrap();
-    let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
+    let messages = messages(server, &format!("redisson_sc:{{{name}}}"));
+    let next_message = || messages.recv_timeout(LONG).unwrap();
 
     let semaphore = client.expirable_semaphore(&name);
     assert!(semaphore.try_set_permits(3).await.unwrap());

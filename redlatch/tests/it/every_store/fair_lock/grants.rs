@@ -4,7 +4,7 @@ use super::*;
 use crate::common::prelude::*;
 
 async fn client(url: &str) -> Client {
-    short_linger().connect(url).await.unwrap()
+    connect(short_linger(), url).await
 }
 
 fn channel(owner: &OwnerId) -> String {
@@ -16,10 +16,9 @@ fn channel(owner: &OwnerId) -> String {
 async fn until_ready(server: &Server, lock: &FairLock, position: usize) -> OwnerId {
     until_queued(lock, position + 1).await;
     let owner = queued_owners(lock).await.remove(position);
+    let channel = channel(&owner);
     until("it is subscribed", async || {
-        let (_, subscribers): (String, i64) =
-            server.command(&["PUBSUB", "NUMSUB", &channel(&owner)]);
-        subscribers == 1
+        subscribers(server, &channel) == 1
     })
     .await;
     lock.queue().await.unwrap();
@@ -45,11 +44,7 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         for n in 0..WAITERS {
             waiting.push(spawn_waiter(&crowd.fair_lock("a"), n).await);
         }
-        until("all are subscribed", async || {
-            let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
-            channels.len() == WAITERS
-        })
-        .await;
+        until("all are subscribed", async || channels(&server) == WAITERS).await;
         // On the same connection, so after the requests that the waiters sent together with the
         // subscription.
         assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
@@ -59,10 +54,8 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         let first = await_turn(waiting.remove(0)).await;
         // The release. Without grants also the acquisition, and the request of the next waiter, which learns how
         // long the new hold lasts.
-        until("the next waiter has retried", async || {
-            server.calls("eval") >= quiet + first_turn
-        })
-        .await;
+        let retried = async || server.calls("eval") >= quiet + first_turn;
+        until("the next waiter has retried", retried).await;
         let sent = server.calls("eval") - quiet;
         assert!(sent <= first_turn + 1, "{sent} scripts for one turn");
         assert!(last.iter().all(|one| !one.is_finished()));
@@ -110,10 +103,9 @@ async fn disconnected_waiter_is_not_granted_the_lock() {
     let owner = until_ready(&server, &far.fair_lock("a"), 0).await;
     proxy.refuse(true);
     proxy.cut();
+    let channel = channel(&owner);
     until("it is not subscribed", async || {
-        let (_, subscribers): (String, i64) =
-            server.command(&["PUBSUB", "NUMSUB", &channel(&owner)]);
-        subscribers == 0
+        subscribers(&server, &channel) == 0
     })
     .await;
     free(guard).await;
@@ -158,10 +150,7 @@ async fn waiter_that_is_dropped_passes_granted_lock_on() {
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
     let held = lock.lock().await.unwrap();
     let mut head = Box::pin(lock.lock().into_future());
-    let owner = tokio::select! {
-        _ = &mut head => unreachable!("it is held"),
-        owner = until_ready(&server, &lock, 0) => owner,
-    };
+    let owner = poll_until(&mut head, until_ready(&server, &lock, 0)).await;
     let next = spawn_waiter(&other, 1).await;
     let next_owner = until_ready(&server, &other, 1).await;
     free(held).await;
@@ -216,16 +205,11 @@ async fn waiter_in_java_is_woken() {
     let _: i64 = server.command(&["RPUSH", &queue, "java:1"]);
     let timeout = (now[0] + 600) * 1000;
     let _: i64 = server.command(&["ZADD", &timeouts, &timeout.to_string(), "java:1"]);
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub
-        .subscribe("redisson_lock__channel:{a}:java:1")
-        .unwrap();
+    let messages = messages(&server, "redisson_lock__channel:{a}:java:1");
     let waiting = spawn_waiter(&lock, 1).await;
     until_ready(&server, &lock, 1).await;
     free(guard).await;
-    let message = pubsub.get_message().unwrap();
-    assert_eq!(message.get_payload::<String>().unwrap(), "0");
+    assert_eq!(messages.recv_timeout(LONG).unwrap(), "0");
     assert!(!lock.is_locked().await.unwrap() && !waiting.is_finished());
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.command(&["LPOP", &queue]);
@@ -267,11 +251,8 @@ async fn announcement_of_dropped_waiter_is_removed_when_it_gives_up() {
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, 0).await;
     until_ready(&server, &lock, 0).await;
-    let _: i64 = server.command(&[
-        "DEL",
-        "redisson_lock_queue:{a}",
-        "redisson_lock_timeout:{a}",
-    ]);
+    let [_, queue, timeouts, _] = keys("a");
+    let _: i64 = server.command(&["DEL", &queue, &timeouts]);
     waiting.abort();
     assert!(waiting.await.is_err());
     client.flush().await;

@@ -67,10 +67,7 @@ async fn hanging_waiter_costs_only_its_own_wait_time() {
     let begun = tokio::time::Instant::now();
     for n in 0..2 {
         let mut hanging = Box::pin(dead.lock().into_future());
-        tokio::select! {
-            _ = &mut hanging => unreachable!("it is held"),
-            () = until_queued(&lock, n + 1) => {}
-        }
+        poll_until(&mut hanging, until_queued(&lock, n + 1)).await;
         // Never polled again.
         std::mem::forget(hanging);
     }
@@ -148,11 +145,7 @@ async fn granted_lock_is_requested_if_its_lease_may_end_soon() {
         let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
         let held = lock.lock().lease(100 * SECOND).await.unwrap();
         let mut waiting = Box::pin(other.lock().into_future());
-        tokio::select! {
-            biased;
-            _ = &mut waiting => unreachable!("it is held"),
-            () = until_queued(&lock, 1) => {}
-        }
+        poll_until(&mut waiting, until_queued(&lock, 1)).await;
         // It is not polled meanwhile.
         tokio::time::sleep(late * SECOND).await;
         free(held).await;
@@ -173,10 +166,7 @@ async fn request_that_is_not_polled_keeps_granted_lock_for_one_lease() {
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
     let held = lock.lock().await.unwrap();
     let mut parked = Box::pin(other.lock().into_future());
-    tokio::select! {
-        _ = &mut parked => unreachable!("it is held"),
-        () = until_queued(&lock, 1) => {}
-    }
+    poll_until(&mut parked, until_queued(&lock, 1)).await;
     let next = spawn_waiter(&lock, 1).await;
     free(held).await;
     let begun = tokio::time::Instant::now();

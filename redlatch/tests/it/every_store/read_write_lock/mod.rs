@@ -4,10 +4,10 @@ mod blocking;
 mod in_virtual_time;
 mod on_a_server;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicI32;
 
-use redlatch::{ReadLock, ReadWriteLock, WriteLock};
+use redlatch::{ReadLock, ReadWriteLock};
 use tokio::sync::Barrier;
 
 use crate::common::prelude::*;
@@ -60,6 +60,17 @@ async fn until_waiting(client: &Client) {
     until("it waits", async || client.status().subscriptions > 0).await;
 }
 
+/// Waits until a preferred writer keeps new readers out.
+async fn until_refused(read: &ReadLock) {
+    until("it is remembered", async || {
+        let reader = read.try_lock().await.unwrap();
+        let is_refused = reader.is_none();
+        free_all(reader).await;
+        is_refused
+    })
+    .await;
+}
+
 async fn is_free(lock: &ReadWriteLock) -> bool {
     !lock.read().is_locked().await.unwrap() && !lock.write().is_locked().await.unwrap()
 }
@@ -81,13 +92,7 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     readers.sort_by(|a, b| a.owner.cmp(&b.owner));
     let mut owners = [&one, &two, &three].map(|guard| guard.owner_id());
     owners.sort();
-    assert_eq!(
-        readers
-            .iter()
-            .map(|holder| &holder.owner)
-            .collect::<Vec<_>>(),
-        owners.iter().collect::<Vec<_>>()
-    );
+    assert!(readers.iter().map(|holder| &holder.owner).eq(&owners));
     assert!(readers.iter().all(|holder| holder.holds == 1));
     let left = lease_left(&read).await;
     assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
@@ -107,10 +112,8 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     assert!(!read.is_held_by(writer.owner()).await.unwrap());
     // The owner is written in the usual form, although the hash field is different.
     assert_eq!(writer.owner_id(), client.owner_id(writer.owner()));
-    assert_eq!(
-        write.holder().await.unwrap().unwrap().owner,
-        writer.owner_id()
-    );
+    let holder = write.holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner, writer.owner_id());
     free(writer).await;
     assert!(is_free(&lock).await);
 }
@@ -147,12 +150,6 @@ async fn both_sides_are_reentrant(store: TestStore) {
     assert!(is_free(&lock).await);
 }
 
-/// A guard of an owner that holds both sides.
-enum SideGuard {
-    Reads(Guard<ReadLock>),
-    Writes(Guard<WriteLock>),
-}
-
 /// F15: every order in which two holds of each side can be released, and acquired after the first.
 async fn writer_can_also_read_and_release_in_any_order(store: TestStore) {
     let (client, lock) = lock_of(&store, "orders").await;
@@ -160,42 +157,34 @@ async fn writer_can_also_read_and_release_in_any_order(store: TestStore) {
     for taken in [[0, 1, 1], [1, 0, 1], [1, 1, 0]] {
         for order in permutations(4) {
             let me = Owner::new();
-            let first = lock.write().lock().owner(me).await.unwrap();
-            let mut guards = vec![Some(SideGuard::Writes(first))];
-            for side in taken {
-                guards.push(Some(match side {
-                    0 => SideGuard::Writes(lock.write().lock().owner(me).await.unwrap()),
-                    _ => SideGuard::Reads(lock.read().lock().owner(me).await.unwrap()),
-                }));
-            }
-            let (mut reads, mut writes) = (2, 2);
-            for n in order {
-                match guards[n].take().unwrap() {
-                    SideGuard::Reads(guard) => {
-                        assert!(guard.is_valid());
-                        free(guard).await;
-                        reads -= 1;
-                    }
-                    SideGuard::Writes(guard) => {
-                        assert!(guard.is_valid());
-                        free(guard).await;
-                        writes -= 1;
-                    }
+            let (mut read_guards, mut write_guards) = (BTreeMap::new(), BTreeMap::new());
+            for (n, side) in [0].into_iter().chain(taken).enumerate() {
+                if side == 0 {
+                    write_guards.insert(n, lock.write().lock().owner(me).await.unwrap());
+                } else {
+                    read_guards.insert(n, lock.read().lock().owner(me).await.unwrap());
                 }
+            }
+            for n in order {
+                if let Some(guard) = write_guards.remove(&n) {
+                    assert!(guard.is_valid());
+                    free(guard).await;
+                }
+                if let Some(guard) = read_guards.remove(&n) {
+                    assert!(guard.is_valid());
+                    free(guard).await;
+                }
+                let (reads, writes) = (read_guards.len() as u32, write_guards.len() as u32);
                 assert_eq!(lock.write().hold_count(me).await.unwrap(), writes);
                 assert_eq!(lock.read().hold_count(me).await.unwrap(), reads);
                 // Others may read exactly while there is no write hold, and write while there is no
                 // hold at all.
                 let reader = lock.read().try_lock().await.unwrap();
                 assert_eq!(reader.is_some(), writes == 0, "{taken:?}");
-                if let Some(reader) = reader {
-                    free(reader).await;
-                }
+                free_all(reader).await;
                 let writer = lock.write().try_lock().await.unwrap();
                 assert_eq!(writer.is_some(), writes + reads == 0, "{taken:?}");
-                if let Some(writer) = writer {
-                    free(writer).await;
-                }
+                free_all(writer).await;
             }
         }
     }
@@ -249,7 +238,7 @@ async fn request_of_writer_for_another_owner_waits_as_any_other(store: TestStore
 /// F17. Each admitted reader waits for all the others while holding the lock.
 async fn all_waiting_readers_are_admitted_together(store: TestStore) {
     const READERS: usize = 30;
-    let clients = [store.client().await, store.client().await];
+    let clients: [Client; 2] = store.clients().await;
     let name = unique("together");
     let holder = store.client().await;
     let writer = holder.read_write_lock(&name);
@@ -290,10 +279,10 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
     let me = Owner::new();
     let mine = lock.read().lock().owner(me).await.unwrap();
     for others_read in [false, true] {
-        let other = match others_read {
-            true => Some(held(&lock.read()).await),
-            false => None,
-        };
+        let mut other = None;
+        if others_read {
+            other = Some(held(&lock.read()).await);
+        }
         let write = lock.write();
         refused(within_limit("answered", write.lock().owner(me)).await);
         refused(write.try_lock().owner(me).await);
@@ -489,10 +478,8 @@ async fn dead_reader_expires_despite_live_readers(store: TestStore) {
     let theirs = other.read_write_lock(lock.name());
     let writer = waiter_of(&other, theirs.write().lock()).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 2);
-    until("the dead one is gone", async || {
-        lock.read().holders().await.unwrap().len() == 1
-    })
-    .await;
+    let alone = async || lock.read().holders().await.unwrap().len() == 1;
+    until("the dead one is gone", alone).await;
     assert!(alive.is_valid());
     assert!(!writer.is_finished());
     free(alive).await;
@@ -514,9 +501,7 @@ async fn every_read_hold_is_renewed(store: TestStore) {
     }
     let ends = || async {
         let holders = lock.read().holders().await.unwrap().into_iter();
-        holders
-            .map(|holder| (holder.owner, holder.remaining))
-            .collect::<HashMap<_, _>>()
+        HashMap::<_, _>::from_iter(holders.map(|holder| (holder.owner, holder.remaining)))
     };
     let mut before = ends().await;
     assert_eq!(before.len(), 40);
@@ -529,25 +514,22 @@ async fn every_read_hold_is_renewed(store: TestStore) {
         assert!(guards.iter().all(Guard::is_valid));
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    for guard in guards {
-        assert!(guard.is_valid());
-        free(guard).await;
-    }
+    assert!(guards.iter().all(Guard::is_valid));
+    free_all(guards).await;
     assert!(is_free(&lock).await);
     assert_eq!(client.status().holds, 0);
 }
 
 /// F16, for both sides.
 async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
-    let half = Some(Expiry::In(LONG / 2));
     let (_client, lock) = lock_of(&store, "shorter").await;
     let short = LONG / 4;
 
     let outer = lock.read().lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
-    assert!(lock.read().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.read()).await > LONG / 2);
     free(inner).await;
-    assert!(lock.read().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.read()).await > LONG / 2);
     free(outer).await;
     assert!(is_free(&lock).await);
 
@@ -555,7 +537,7 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     let outer = lock.read().lock().lease(short).await.unwrap();
     free(outer.reenter().lease(LONG).await.unwrap()).await;
     assert!(outer.valid_for() > LONG / 2);
-    assert!(lock.read().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.read()).await > LONG / 2);
     free(outer).await;
     assert!(is_free(&lock).await);
 
@@ -563,12 +545,12 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     let inner = outer.reenter().lease(short).await.unwrap();
     let reader = outer.reenter_read().lease(short).await.unwrap();
     for _ in 0..2 {
-        assert!(lock.write().remaining_lease().await.unwrap() > half);
+        assert!(lease_left(&lock.write()).await > LONG / 2);
     }
     free(reader).await;
-    assert!(lock.write().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.write()).await > LONG / 2);
     free(inner).await;
-    assert!(lock.write().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.write()).await > LONG / 2);
     assert!(outer.is_valid());
     free(outer).await;
     assert!(is_free(&lock).await);
@@ -680,20 +662,14 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
     let me = Owner::new();
     // Another reader keeps the hash alive, so the dead reader's field stays in it.
     let other = held(&lock.read()).await;
-    let brief = || {
-        lock.read()
-            .lock()
-            .owner(me)
-            .lease(Duration::from_millis(150))
-    };
+    let lease = Duration::from_millis(150);
+    let brief = || lock.read().lock().owner(me).lease(lease);
     let (one, two) = (retry_if_late(brief).await, retry_if_late(brief).await);
     within_limit("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
     assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
     // The client counts the lease from before the request was sent, so it ends in the store last.
-    until("ended in the store", async || {
-        lock.read().hold_count(me).await.unwrap() == 0
-    })
-    .await;
+    let ended = async || lock.read().hold_count(me).await.unwrap() == 0;
+    until("ended in the store", ended).await;
     // The expired hold no longer makes its owner a reader.
     let theirs = lock.write().try_lock().owner(me).await.unwrap();
     assert!(theirs.is_none());
@@ -709,7 +685,7 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
 }
 
 async fn preferred_writer_is_admitted_despite_stream_of_readers(store: TestStore) {
-    let (readers, writers) = (store.client().await, store.client().await);
+    let [readers, writers] = store.clients().await;
     let name = unique("stream");
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
@@ -737,16 +713,7 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     let lock = plain.clone().prefer_writers();
     let reader = held(&lock.read()).await;
     let writer = tokio::spawn(lock.write().lock().into_future());
-    until("it is remembered", async || {
-        match lock.read().try_lock().await.unwrap() {
-            Some(guard) => {
-                free(guard).await;
-                false
-            }
-            None => true,
-        }
-    })
-    .await;
+    until_refused(&lock.read()).await;
     // A current reader can re-enter; a handle without the preference ignores it.
     let again = reader.reenter().await.unwrap();
     let other = plain.read().try_lock().await.unwrap().unwrap();
@@ -769,31 +736,22 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
 }
 
 async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
-    let (readers, writers) = (store.client().await, store.client().await);
+    let [readers, writers] = store.clients().await;
     let name = unique("gives-up");
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
     for dropped in [false, true] {
         let reader = held(&read.read()).await;
-        let mut writer = Box::pin(
-            write
-                .write()
-                .try_lock()
-                .wait(match dropped {
-                    true => LONG,
-                    false => Duration::from_millis(100),
-                })
-                .into_future(),
-        );
+        let wait = match dropped {
+            true => LONG,
+            false => Duration::from_millis(100),
+        };
+        let mut writer = write.write().try_lock().wait(wait).into_future();
+        let reads = read.read();
         let remembered = tokio::select! {
             biased;
             _ = &mut writer => false,
-            () = until("it is remembered", async || {
-                let more = read.read().try_lock().await.unwrap();
-                let none = more.is_none();
-                drop(more);
-                none
-            }) => true,
+            () = until_refused(&reads) => true,
         };
         if !remembered {
             // On a slow machine its wait limit was over first, so this round shows nothing.
@@ -801,10 +759,9 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
             continue;
         }
         let waiting = tokio::spawn(read.read().lock().into_future());
-        if !dropped {
-            assert!(writer.await.unwrap().is_none());
-        } else {
-            drop(writer);
+        match dropped {
+            true => drop(writer),
+            false => assert!(writer.await.unwrap().is_none()),
         }
         free(joined("admitted", waiting).await).await;
         free(reader).await;
@@ -825,7 +782,7 @@ async fn try_lock_of_preferred_writer_blocks_no_reader(store: TestStore) {
 }
 
 async fn readers_and_writers_exclude_each_other(store: TestStore) {
-    let clients = [store.client().await, store.client().await];
+    let clients: [Client; 2] = store.clients().await;
     let name = unique("crowd");
     // Readers increment the counter, a writer needs it for itself.
     let inside = Arc::new(AtomicI32::new(0));
@@ -892,7 +849,7 @@ async fn invalid_names_and_leases_are_rejected(store: TestStore) {
     for lease in [
         Duration::ZERO,
         Duration::from_micros(999),
-        redlatch::MAX_LEASE + Duration::from_millis(1),
+        MAX_LEASE + Duration::from_millis(1),
         Duration::MAX,
     ] {
         let read = lock.read().lock().lease(lease).await.err();
@@ -901,15 +858,10 @@ async fn invalid_names_and_leases_are_rejected(store: TestStore) {
             assert!(matches!(error, Some(Error::InvalidLease { .. })));
         }
     }
-    let longest = lock.write().lock().lease(redlatch::MAX_LEASE).await;
-    let longest = longest.unwrap();
-    let reader = longest
-        .reenter_read()
-        .lease(redlatch::MAX_LEASE)
-        .await
-        .unwrap();
+    let longest = lock.write().lock().lease(MAX_LEASE).await.unwrap();
+    let reader = longest.reenter_read().lease(MAX_LEASE).await.unwrap();
     free(longest).await;
-    assert!(reader.valid_for() > redlatch::MAX_LEASE - LONG);
+    assert!(reader.valid_for() > MAX_LEASE - LONG);
     free(reader).await;
     assert!(is_free(&lock).await);
 }
@@ -970,8 +922,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
     let assert_nothing_left = async || {
         within_limit("settled", client.flush()).await;
         assert!(is_free(&lock).await, "a key was left");
-        let status = client.status();
-        assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+        assert_idle(&client);
     };
     for lock in [lock.clone(), lock.clone().prefer_writers()] {
         let theirs = other.read_write_lock(lock.name());
@@ -1047,10 +998,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
 
 /// F14 among others.
 async fn no_state_remains_after_release(store: TestStore) {
-    let linger = Duration::from_millis(10);
-    let client = store
-        .client_with(Client::builder().subscription_linger(linger))
-        .await;
+    let client = store.client_with(short_linger()).await;
     let lock = client.read_write_lock(&unique("account")).prefer_writers();
     let tasks = spawn_each(0..24, |n| {
         let lock = lock.clone();
@@ -1079,10 +1027,6 @@ async fn no_state_remains_after_release(store: TestStore) {
     });
     done_all("done", tasks).await;
     client.flush().await;
-    until("all is empty", async || {
-        let status = client.status();
-        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-    })
-    .await;
+    until_idle(&client).await;
     assert!(is_free(&lock).await);
 }

@@ -9,9 +9,15 @@ fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
     server.command(&["HGETALL", key])
 }
 
-fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String> {
+#[track_caller]
+fn assert_fields<const N: usize>(server: &Server, fields: [(&str, &str); N]) {
     let owned = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
-    owned.into_iter().collect()
+    assert_eq!(hash(server, "a"), BTreeMap::from(owned));
+}
+
+fn sorted<const N: usize>(mut keys: [&str; N]) -> [&str; N] {
+    keys.sort();
+    keys
 }
 
 fn keys(server: &Server) -> Vec<String> {
@@ -32,55 +38,35 @@ async fn data_matches_redisson() {
 
     let outer = lock.read().lock().owner(me).lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(2 * LONG).await.unwrap();
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "read"), (&owner, "2")])
-    );
-    let mut expected = vec!["a".to_owned(), timeout(1), timeout(2)];
-    expected.sort();
-    assert_eq!(keys(&server), expected);
+    assert_fields(&server, [("mode", "read"), (&owner, "2")]);
+    assert_eq!(keys(&server), sorted(["a", &timeout(1), &timeout(2)]));
     assert_eq!(server.command::<String>(&["GET", &timeout(2)]), "1");
     let minute = i64::try_from(LONG.as_millis()).unwrap();
     assert!(pttl(&server, &timeout(1)) <= minute);
     assert!(pttl(&server, &timeout(2)) > minute);
     assert!(pttl(&server, "a") > minute);
     free(inner).await;
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "read"), (&owner, "1")])
-    );
+    assert_fields(&server, [("mode", "read"), (&owner, "1")]);
     free(outer).await;
     assert_eq!(keys(&server), [""; 0]);
 
     let writer = lock.write().lock().owner(me).await.unwrap();
     let write = format!("{owner}:write");
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "write"), (&write, "1")])
-    );
+    assert_fields(&server, [("mode", "write"), (&write, "1")]);
     let again = writer.reenter().await.unwrap();
     let reader = writer.reenter_read().await.unwrap();
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "write"), (&write, "2"), (&owner, "1")])
-    );
+    let both = [("mode", "write"), (&*write, "2"), (&owner, "1")];
+    assert_fields(&server, both);
     free(again).await;
     free(writer).await;
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "read"), (&owner, "1")])
-    );
+    assert_fields(&server, [("mode", "read"), (&owner, "1")]);
     free(reader).await;
     assert_eq!(keys(&server), [""; 0]);
 
     let tagged = client.read_write_lock("{b}:c");
     let reader = tagged.read().lock().owner(me).await.unwrap();
-    let mut expected = vec![
-        "{b}:c".to_owned(),
-        format!("{{b}}:c:{owner}:rwlock_timeout:1"),
-    ];
-    expected.sort();
-    assert_eq!(keys(&server), expected);
+    let timeout = format!("{{b}}:c:{owner}:rwlock_timeout:1");
+    assert_eq!(keys(&server), sorted(["{b}:c", &timeout]));
     // A forced unlock leaves nothing either.
     assert!(tagged.read().force_unlock().await.unwrap());
     assert_eq!(keys(&server), [""; 0]);
@@ -93,11 +79,8 @@ async fn data_matches_redisson() {
 async fn messages_match_redisson() {
     let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe("redisson_rwlock:{a}").unwrap();
-    pubsub.set_read_timeout(Some(LONG)).unwrap();
-    let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
+    let messages = messages(&server, "redisson_rwlock:{a}");
+    let next_message = || messages.recv_timeout(LONG).unwrap();
 
     let (one, two) = (lock.read().lock().await, lock.read().lock().await);
     free(one.unwrap()).await;
@@ -141,11 +124,7 @@ async fn holders_from_redisson_are_respected() {
     }
     let () = server.command(&["PEXPIRE", "a", "600000"]);
     let holder = lock.read().holder().await.unwrap().unwrap();
-    assert_eq!(
-        (holder.owner.as_str(), holder.holds),
-        ("redisson:5", 2),
-        "{holder:?}"
-    );
+    assert_eq!((holder.owner.as_str(), holder.holds), ("redisson:5", 2));
     free(held(&lock.read()).await).await;
     assert!(pttl(&server, "a") > 500_000);
     let waiting = waiter_of(&client, lock.write().lock()).await;
@@ -375,17 +354,12 @@ async fn foreign_keys_stay_unchanged() {
             ]);
         }
         for error in errors {
-            assert!(
-                matches!(error, Some(Error::WrongKind { .. })),
-                "{name}: {error:?}"
-            );
+            let is_refused = matches!(error, Some(Error::WrongKind { .. }));
+            assert!(is_refused, "{name}: {error:?}");
         }
         client.flush().await;
-        assert_eq!(
-            server.command::<Vec<u8>>(&["DUMP", name]),
-            before,
-            "{name} was changed"
-        );
+        let after: Vec<u8> = server.command(&["DUMP", name]);
+        assert_eq!(after, before, "{name} was changed");
     }
     // Foreign data in the key of waiting writers.
     let name = foreign("writers");
@@ -397,7 +371,7 @@ async fn foreign_keys_stay_unchanged() {
     assert_eq!(server.command::<String>(&["GET", &writers]), "precious");
     // A lock whose key changes its type while it is held is lost.
     let lock = client.read_write_lock(&foreign("turned"));
-    let reader: Guard<_> = held(&lock.read()).await;
+    let reader = held(&lock.read()).await;
     let () = server.command(&["SET", lock.name(), "precious"]);
     assert!(reader.unlock().await.is_err());
     let () = server.command(&["DEL", lock.name()]);
@@ -453,15 +427,9 @@ async fn dead_readers_are_removed() {
     let () = server.command(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
     free(held(&lock.read()).await).await;
     let owner = reads.owner_id();
-    assert_eq!(
-        hash(&server, "a"),
-        fields([
-            ("mode", "read"),
-            (owner.as_str(), "1"),
-            ("alive:1", "1"),
-            ("note", "precious")
-        ])
-    );
+    let kept = [("alive:1", "1"), ("note", "precious")];
+    let [mode, own] = [("mode", "read"), (owner.as_str(), "1")];
+    assert_fields(&server, [mode, own, kept[0], kept[1]]);
     free(reads).await;
 }
 
@@ -502,14 +470,16 @@ async fn holds_beyond_the_key_limit_are_kept() {
     let step = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
         redis.call('DEL', KEYS[2])
         redis.call('SET', KEYS[3], 1, 'PX', 60000)";
+    let (first, last) = (format!("{own}:1"), format!("{own}:10000"));
+    let owner = outer.owner_id();
     let () = server.command(&[
         "EVAL",
         step,
         "3",
         "a",
-        &format!("{own}:1"),
-        &format!("{own}:10000"),
-        outer.owner_id().as_str(),
+        &first,
+        &last,
+        owner.as_str(),
         &count,
     ]);
     assert_eq!(lock.read().hold_count(me).await.unwrap(), often);
@@ -529,11 +499,8 @@ async fn expired_hold_can_be_released_while_another_lives() {
     let middle = outer.reenter().lease(short).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
     let own = format!("{{a}}:{}:rwlock_timeout", outer.owner_id());
-    until("both have ended", async || {
-        let ended = |n: u32| pttl(&server, &format!("{own}:{n}")) == -2;
-        ended(2) && ended(3)
-    })
-    .await;
+    let ended = |n: u32| pttl(&server, &format!("{own}:{n}")) == -2;
+    until("both have ended", async || ended(2) && ended(3)).await;
     free(inner).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
     free(middle).await;

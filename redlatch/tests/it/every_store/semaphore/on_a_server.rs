@@ -12,21 +12,7 @@ async fn keys_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.semaphore(&unique("layout"));
-    let channel = channel(&semaphore);
-    let messages = Arc::new(Mutex::new(Vec::<String>::new()));
-    let mut connection = server.connection();
-    let (ready, is_ready) = tokio::sync::oneshot::channel();
-    let received = messages.clone();
-    std::thread::spawn(move || {
-        let mut pubsub = connection.as_pubsub();
-        pubsub.subscribe(&channel).unwrap();
-        ready.send(()).unwrap();
-        while let Ok(message) = pubsub.get_message() {
-            let payload = message.get_payload().unwrap();
-            received.lock().unwrap().push(payload);
-        }
-    });
-    is_ready.await.unwrap();
+    let messages = messages(server, &channel(&semaphore));
     let value = || server.command::<String>(&["GET", semaphore.name()]);
     semaphore.try_set_permits(3).await.unwrap();
     assert_eq!(value(), "3");
@@ -37,9 +23,8 @@ async fn keys_and_messages_match_redisson() {
     assert_eq!(value(), "0");
     semaphore.release(2).await.unwrap();
     assert_eq!(value(), "2");
-    let arrived = async || messages.lock().unwrap().len() >= 4;
-    until("all messages have arrived", arrived).await;
-    assert_eq!(*messages.lock().unwrap(), ["3", "3", "7", "2"]);
+    let received = [(); 4].map(|()| messages.recv_timeout(LONG).unwrap());
+    assert_eq!(received, ["3", "3", "7", "2"]);
     assert_eq!(pttl(server, semaphore.name()), -1);
 }
 
