@@ -419,11 +419,7 @@ pub(crate) async fn poll_until_subscribed<F: IntoFuture>(polls: usize, waiter: F
 
 /// Drops `work` after one poll, then after two polls, and so on until it completes, several times
 /// over.
-pub(crate) async fn drop_after_each_poll<W, F>(mut work: W)
-where
-    W: FnMut(usize) -> F,
-    F: Future<Output = bool>,
-{
+pub(crate) async fn drop_after_each_poll(mut work: impl AsyncFnMut(usize) -> bool) {
     for _ in 0..5 {
         let mut polls = 1;
         while !work(polls).await {
@@ -431,6 +427,21 @@ where
             assert!(polls < 1000, "never gets through");
         }
     }
+}
+
+/// Same as [`drop_after_each_poll`], with a check of what is left after each. What the request returns is dropped, too.
+pub(crate) async fn drop_result_after_each_poll<T>(
+    mut request: impl AsyncFnMut(usize) -> Option<T>,
+    mut check: impl AsyncFnMut(),
+) {
+    drop_after_each_poll(async |polls| {
+        let result = request(polls).await;
+        let is_complete = result.is_some();
+        drop(result);
+        check().await;
+        is_complete
+    })
+    .await;
 }
 
 /// Waits until the server has executed the script whose answer the proxy loses.

@@ -297,13 +297,10 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
 async fn dropped_try_lock_leaves_nothing_behind<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("dropped"));
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.try_lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.try_lock()).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 

@@ -9,14 +9,21 @@ async fn is_held(client: &Client, name: &str) -> bool {
     client.lock(name).is_locked().await.unwrap()
 }
 
+/// Creates a client, whose holds are renewed soon, and a multi-lock of two names.
+async fn two_locks(store: &TestStore, what: &str) -> (Client, [String; 2], MultiLock) {
+    let client = store.client_with(renewing()).await;
+    let names = ["a", "b"].map(|name| unique(&format!("{what}-{name}")));
+    let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    (client, names, multi)
+}
+
 /// Asserts that nothing is left: no background work, no watched hold, no held lock.
 async fn assert_nothing_left(client: &Client, names: &[&str]) {
     within_limit("settled", client.flush()).await;
     for name in names {
         assert!(!is_held(client, name).await, "{name} was left");
     }
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    assert_idle(client);
 }
 
 on_every_store! {
@@ -124,10 +131,9 @@ async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
     ] {
         let held = other.lock(&b).lock().await.unwrap();
         let waiting = tokio::spawn(multi.lock().into_future());
-        until("it waits", async || {
-            client.status().subscriptions + second.status().subscriptions > 0
-        })
-        .await;
+        let subscriptions = |client: &Client| client.status().subscriptions;
+        let waits = async || subscriptions(&client) + subscriptions(&second) > 0;
+        until("it waits", waits).await;
         // While it waits it holds nothing: other owners can acquire the free member.
         let free = within_limit("the free one", other.lock(&a).lock()).await;
         free.unwrap().unlock().await.unwrap();
@@ -361,9 +367,7 @@ async fn non_reentrant_member_refuses_its_owner(store: TestStore) {
 }
 
 async fn fixed_lease_is_not_renewed(store: TestStore) {
-    let client = store.client_with(renewing()).await;
-    let (a, b) = (unique("lease-a"), unique("lease-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "lease").await;
     let fixed = retry_if_late(|| multi.lock().lease(Duration::from_millis(300))).await;
     within_limit("lost", fixed.lost()).await;
     assert!(!fixed.is_valid());
@@ -391,33 +395,22 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
     let both = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     let again = both.try_lock().owner(me).lease(10 * LONG).await.unwrap();
     assert!(again.is_none());
-    let left = lease_left(&mine).await;
-    assert!(
-        left <= LONG && left + SECOND > guard.valid_for(),
-        "{left:?}"
-    );
+    let assert_unchanged = async || {
+        let left = lease_left(&mine).await;
+        let is_unchanged = left <= LONG && left + SECOND > guard.valid_for();
+        assert!(is_unchanged, "{left:?}");
+    };
+    assert_unchanged().await;
     assert_eq!(mine.hold_count(me).await.unwrap(), 1);
     // A shorter lease does not shorten it either.
-    assert!(
-        both.try_lock()
-            .owner(me)
-            .lease(SECOND)
-            .await
-            .unwrap()
-            .is_none()
-    );
-    let left = lease_left(&mine).await;
-    assert!(
-        left <= LONG && left + SECOND > guard.valid_for(),
-        "{left:?}"
-    );
+    let again = both.try_lock().owner(me).lease(SECOND).await.unwrap();
+    assert!(again.is_none());
+    assert_unchanged().await;
     free(guard).await;
 }
 
 async fn one_lost_member_means_a_lost_guard(store: TestStore) {
-    let client = store.client_with(renewing()).await;
-    let (a, b) = (unique("lost-a"), unique("lost-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "lost").await;
     let guard = held(&multi).await;
     assert!(client.lock(&b).force_unlock().await.unwrap());
     within_limit("the loss is reported", guard.lost()).await;
@@ -429,19 +422,13 @@ async fn one_lost_member_means_a_lost_guard(store: TestStore) {
 
 async fn all_members_are_released_even_if_one_is_lost(store: TestStore) {
     let client = store.client().await;
-    let names = [
-        unique("one-lost-a"),
-        unique("one-lost-b"),
-        unique("one-lost-c"),
-    ];
+    let names = ["a", "b", "c"].map(|name| unique(&format!("one-lost-{name}")));
     let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     for lost in &names {
         let guard = held(&multi).await;
         assert!(client.lock(lost).force_unlock().await.unwrap());
-        match guard.unlock().await.unwrap_err() {
-            Error::Lost { name, .. } => assert_eq!(&name, lost),
-            other => panic!("{other}"),
-        }
+        let error = guard.unlock().await.unwrap_err();
+        assert_matches!(error, Error::Lost { ref name, .. } if name == lost);
         for name in &names {
             assert!(!is_held(&client, name).await);
         }
@@ -450,9 +437,7 @@ async fn all_members_are_released_even_if_one_is_lost(store: TestStore) {
 }
 
 async fn dropped_guard_releases_all_members(store: TestStore) {
-    let client = store.client().await;
-    let (a, b) = (unique("drop-a"), unique("drop-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "drop").await;
     drop(held(&multi).await);
     assert_nothing_left(&client, &[&a, &b]).await;
 }
@@ -605,10 +590,8 @@ async fn invalid_members_are_rejected(store: TestStore) {
     // The same lock twice through one client counts once.
     let once = MultiLock::new([client.lock(&name), client.lock(&name)]);
     let guard = held(&once).await;
-    assert_eq!(
-        client.lock(&name).hold_count(guard.owner()).await.unwrap(),
-        1
-    );
+    let holds = client.lock(&name).hold_count(guard.owner()).await;
+    assert_eq!(holds.unwrap(), 1);
     free(guard).await;
     // The same owner cannot hold it as another kind of lock.
     let kinds = once.clone().and(client.fenced_lock(&name));
@@ -637,27 +620,20 @@ async fn foreign_keys_stay_unchanged(store: TestStore) {
     let name = unique("kind");
     let [a, b, c] = ["a", "b", "c"].map(|n| format!("{name}-{n}"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b), client.lock(&c)]);
-    let () = server.command(&["SET", &b, "5"]);
-    let error = multi.lock().await.unwrap_err();
-    assert!(
-        matches!(&error, Error::WrongKind { name, .. } if *name == b),
-        "{error}"
-    );
-    let _: i64 = server.command(&["DEL", &b]);
-    let _: i64 = server.command(&["HSET", &b, "mode", "read", "other:1", "1"]);
-    let error = multi.lock().await.unwrap_err();
-    assert!(
-        matches!(&error, Error::WrongKind { name, .. } if *name == b),
-        "{error}"
-    );
-    let _: i64 = server.command(&["DEL", &b]);
+    for foreign in [
+        &["SET", &b, "5"][..],
+        &["HSET", &b, "mode", "read", "other:1", "1"],
+    ] {
+        let _: redis::Value = server.command(foreign);
+        let error = multi.lock().await.unwrap_err();
+        assert_matches!(error, Error::WrongKind { ref name, .. } if *name == b);
+        let _: i64 = server.command(&["DEL", &b]);
+    }
     assert_nothing_left(&client, &[&a, &b, &c]).await;
 }
 
 async fn run_holds_all_locks(store: TestStore) {
-    let client = store.client().await;
-    let (a, b) = (unique("run-a"), unique("run-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "run").await;
     let held = multi.run(async { is_held(&client, &a).await && is_held(&client, &b).await });
     assert!(held.await.unwrap());
     assert_nothing_left(&client, &[&a, &b]).await;
@@ -683,23 +659,16 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     // A blocked member costs no more: the same script releases what it acquired, and publishes
     // nothing, because no other client can have noticed.
     let held = client.lock("one-7").lock().await.unwrap();
-    let before = (server.calls("eval"), server.calls("publish"));
+    let calls = || [server.calls("eval"), server.calls("publish")];
+    let before = calls();
     assert!(multi.try_lock().await.unwrap().is_none());
-    assert_eq!(
-        (server.calls("eval"), server.calls("publish")),
-        (before.0 + 1, before.1)
-    );
+    assert_eq!(calls(), [before[0] + 1, before[1]]);
     free(held).await;
     // One attempt, one after the subscription, and one after the wake-up.
     let held = client.lock("one-7").lock().await.unwrap();
     let before = server.calls("eval");
     let waiting = tokio::spawn(multi.lock().into_future());
-    until("subscribed", async || {
-        !server
-            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-            .is_empty()
-    })
-    .await;
+    until("subscribed", async || channels(&server) > 0).await;
     until("asked twice", async || server.calls("eval") - before == 2).await;
     free(held).await;
     let guard = joined("woken", waiting).await;
@@ -715,9 +684,8 @@ async fn repeated_step_is_held_once() {
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     free(held(&multi).await).await;
-    let guard = with_lost_answer(&proxy, multi.lock().into_future())
-        .await
-        .unwrap();
+    let guard = with_lost_answer(&proxy, multi.lock().into_future()).await;
+    let guard = guard.unwrap();
     let owner = guard.owner();
     assert_eq!(client.lock("a").hold_count(owner).await.unwrap(), 1);
     assert_eq!(fenced.hold_count(owner).await.unwrap(), 1);
@@ -771,13 +739,8 @@ async fn renewed_for_hours_and_lost_on_time() {
     let begun = tokio::time::Instant::now();
     assert!(multi.try_lock().wait(19 * SECOND).await.unwrap().is_none());
     assert_eq!(begun.elapsed(), 19 * SECOND);
-    let guard = multi
-        .try_lock()
-        .wait(19 * SECOND)
-        .lease(10 * SECOND)
-        .await
-        .unwrap()
-        .unwrap();
+    let request = multi.try_lock().wait(19 * SECOND).lease(10 * SECOND);
+    let guard = request.await.unwrap().expect("within its limit");
     assert_took(begun.elapsed(), 20 * SECOND..20 * SECOND + SECOND / 100);
     let begun = tokio::time::Instant::now();
     guard.lost().await;
@@ -788,10 +751,7 @@ async fn renewed_for_hours_and_lost_on_time() {
     two.flush().await;
     for client in [&one, &two] {
         tokio::time::sleep(2 * SECOND).await;
-        let status = client.status();
-        assert_eq!(
-            (status.holds, status.subscriptions, status.background),
-            (0, 0, 0)
-        );
+        assert_idle(client);
+        assert_eq!(client.status().subscriptions, 0);
     }
 }

@@ -17,20 +17,13 @@ impl TestStores {
 
     /// Returns one client for each store.
     async fn clients_with(&self, settings: ClientBuilder) -> Vec<Client> {
-        let mut clients = Vec::new();
         match self {
+            TestStores::Servers(servers) => clients_of(servers, settings).await,
             TestStores::Embedded(stores) => {
-                for store in stores {
-                    clients.push(settings.clone().connect_embedded(store).unwrap());
-                }
-            }
-            TestStores::Servers(servers) => {
-                for server in servers {
-                    clients.push(settings.clone().connect(&server.url()).await.unwrap());
-                }
+                let client = |store| settings.clone().connect_embedded(store).unwrap();
+                stores.iter().map(client).collect()
             }
         }
-        clients
     }
 }
 
@@ -43,10 +36,10 @@ fn servers(n: usize) -> TestStores {
 }
 
 /// Returns one client for each server.
-async fn clients_of(servers: &[Server]) -> Vec<Client> {
+async fn clients_of(servers: &[Server], settings: ClientBuilder) -> Vec<Client> {
     let mut clients = Vec::new();
     for server in servers {
-        clients.push(Client::connect(&server.url()).await.unwrap());
+        clients.push(connect(settings.clone(), &server.url()).await);
     }
     clients
 }
@@ -54,13 +47,21 @@ async fn clients_of(servers: &[Server]) -> Vec<Client> {
 /// Starts three servers for a test that stops or restarts them, and connects a client to each.
 async fn restartable() -> (Vec<Server>, Vec<Client>) {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let clients = clients_of(&servers).await;
+    let clients = clients_of(&servers, Client::builder()).await;
     (servers, clients)
 }
 
 /// Creates a RedLock over these clients, with timeouts long enough for a busy machine.
 fn red_lock(clients: &[Client], name: &str) -> RedLock {
     RedLock::new(clients.iter().map(|client| client.lock(name))).member_timeout(5 * SECOND)
+}
+
+/// Returns two clients of each of three new stores, and the RedLock over the first ones.
+async fn three_stores() -> (Vec<Client>, Vec<Client>, RedLock) {
+    let stores = embedded(3);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
+    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    (clients, others, lock)
 }
 
 async fn holders(clients: &[Client], name: &str) -> usize {
@@ -298,13 +299,8 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     let unnamed = lock.clone().and(clients[0].lock(""));
     assert_matches!(unnamed.lock().await, Err(Error::InvalidName { .. }));
     for timeout in [Duration::ZERO, Duration::MAX] {
-        let error = lock
-            .clone()
-            .member_timeout(timeout)
-            .lock()
-            .await
-            .unwrap_err();
-        assert_matches!(error, Error::InvalidSetting { .. });
+        let request = lock.clone().member_timeout(timeout).lock();
+        assert_matches!(request.await, Err(Error::InvalidSetting { .. }));
     }
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = lock.lock().lease(lease).await.unwrap_err();
@@ -323,32 +319,20 @@ async fn invalid_input_is_rejected(stores: TestStores) {
         assert_matches!(error, Error::InvalidMembers { .. });
     }
     // One lock that is named three times does not count as three.
-    let twice = RedLock::new([
-        clients[0].lock("a"),
-        clients[0].lock("a"),
-        clients[0].lock("a"),
-        clients[1].lock("a"),
-        clients[2].lock("a"),
-    ]);
+    let twice = RedLock::new([0, 0, 0, 1, 2].map(|n: usize| clients[n].lock("a")));
     let held = [
-        others[1].lock("a").lock().await.unwrap(),
-        others[2].lock("a").lock().await.unwrap(),
+        held(&others[1].lock("a")).await,
+        held(&others[2].lock("a")).await,
     ];
     assert!(twice.try_lock().await.unwrap().is_none());
     free_all(held).await;
     // Most members refuse their owner: waiting would not help.
     let owner = Owner::new();
-    let strict = RedLock::new(
-        clients
-            .iter()
-            .map(|client| client.lock("a").non_reentrant()),
-    );
-    let strict = strict.member_timeout(5 * SECOND);
+    let strict = |client: &Client| client.lock("a").non_reentrant();
+    let strict = RedLock::new(clients.iter().map(strict)).member_timeout(5 * SECOND);
     let guard = strict.lock().owner(owner).await.unwrap();
-    let error = within_limit("refused", strict.lock().owner(owner))
-        .await
-        .unwrap_err();
-    assert_matches!(error, Error::AlreadyHeld { .. });
+    let again = within_limit("refused", strict.lock().owner(owner)).await;
+    assert_matches!(again, Err(Error::AlreadyHeld { .. }));
     free(guard).await;
     // Foreign data under the key: in a minority it counts as a refusal, in a majority it is an
     // error.
@@ -444,8 +428,8 @@ async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
             let so_far = acquisitions.load(Ordering::SeqCst);
             server.freeze();
             until("it continues without that one", async || {
-                acquisitions.load(Ordering::SeqCst) > so_far + 3
-                    || acquisitions.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
+                let by_now = acquisitions.load(Ordering::SeqCst);
+                by_now > so_far + 3 || by_now == PROCESSES * TASKS * ROUNDS
             })
             .await;
             server.thaw();
@@ -477,10 +461,7 @@ async fn minority_may_hang_or_be_down() {
     let mut all: Vec<_> = (0..5).map(|_| Server::start()).collect();
     // If the response timeout were waited for, the test would not end in time.
     let settings = Client::builder().response_timeout(2 * LONG);
-    let mut clients = Vec::new();
-    for server in &all {
-        clients.push(settings.clone().connect(&server.url()).await.unwrap());
-    }
+    let clients = clients_of(&all, settings).await;
     let lock = red_lock(&clients, "a").member_timeout(SECOND / 2);
     // They hang while it is held: it stays held, and they do not delay its release.
     let guard = held(&lock).await;
@@ -543,11 +524,8 @@ async fn without_a_majority_there_is_no_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_quorum_does_not_acquire() {
     let all: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let mut clients = Vec::new();
-    for server in &all {
-        let settings = Client::builder().response_timeout(2 * LONG);
-        clients.push(settings.connect(&server.url()).await.unwrap());
-    }
+    let settings = Client::builder().response_timeout(2 * LONG);
+    let clients = clients_of(&all, settings).await;
     let lock = red_lock(&clients, "a").member_timeout(LONG);
     let lease = SECOND / 2;
     free(held(&lock).await).await;
@@ -571,7 +549,7 @@ async fn late_quorum_does_not_acquire() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_lost_its_data_does_not_break_the_lock() {
     let (mut all, clients) = restartable().await;
-    let others = clients_of(&all).await;
+    let others = clients_of(&all, Client::builder()).await;
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = held(&lock).await;
     all[1].restart();
@@ -646,11 +624,7 @@ async fn waiter_does_not_block_requests_for_its_members() {
     .await;
     free(first).await;
     free(joined("the member is free", member).await).await;
-    let of_others = [
-        clients[0].lock("a"),
-        clients[3].lock("a"),
-        clients[4].lock("a"),
-    ];
+    let of_others = [0, 3, 4].map(|n: usize| clients[n].lock("a"));
     let of_others = RedLock::new(of_others).member_timeout(5 * SECOND).lock();
     let guard = done("they are free", of_others).await;
     assert_eq!(guard.held_members(), 3);
@@ -675,9 +649,7 @@ async fn majority_of_leases_determines_validity() {
 
 #[tokio::test(start_paused = true)]
 async fn renewed_for_hours_and_released_for_good() {
-    let stores = embedded(3);
-    let (clients, others) = (stores.clients().await, stores.clients().await);
-    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let (clients, others, lock) = three_stores().await;
     let other = RedLock::new(others.iter().map(|client| client.lock("a")));
     let guard = held(&lock).await;
     let lost = tokio::spawn(guard.lost());
@@ -693,20 +665,15 @@ async fn renewed_for_hours_and_released_for_good() {
     lost.abort();
     assert_eq!(holders(&clients, "a").await, 0);
     for client in clients.iter().chain(&others) {
-        let status = client.status();
-        assert_eq!(
-            (status.holds, status.subscriptions, status.background),
-            (0, 0, 0)
-        );
+        assert_idle(client);
+        assert_eq!(client.status().subscriptions, 0);
     }
 }
 
 /// A waiter acquires the lock of a dead holder when its lease ends.
 #[tokio::test(start_paused = true)]
 async fn dead_holder_costs_its_lease() {
-    let stores = embedded(3);
-    let (clients, others) = (stores.clients().await, stores.clients().await);
-    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let (_clients, others, lock) = three_stores().await;
     let other = RedLock::new(others.iter().map(|client| client.lock("a")))
         .backoff(Backoff::constant(SECOND / 10));
     std::mem::forget(lock.lock().lease(20 * SECOND).await.unwrap());
@@ -746,7 +713,7 @@ async fn only_identical_requests_share_a_queue() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolling_restart_without_persistence_keeps_the_lock() {
     let (mut all, clients) = restartable().await;
-    let others = clients_of(&all).await;
+    let others = clients_of(&all, Client::builder()).await;
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = held(&lock).await;
     for _ in 0..2 {
@@ -808,9 +775,7 @@ async fn release_while_member_is_requested_leaves_nothing_behind() {
 
 #[tokio::test(start_paused = true)]
 async fn lost_and_refused_members_are_acquired_again() {
-    let stores = embedded(3);
-    let (clients, others) = (stores.clients().await, stores.clients().await);
-    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let (clients, others, lock) = three_stores().await;
     let theirs = held(&others[0].lock("a")).await;
     let guard = held(&lock).await;
     tokio::time::sleep(60 * SECOND).await;
@@ -852,9 +817,7 @@ async fn lost_and_refused_members_are_acquired_again() {
 #[tokio::test(start_paused = true)]
 async fn members_acquired_again_have_the_limits_of_the_lock() {
     for is_fixed in [true, false] {
-        let stores = embedded(3);
-        let (clients, others) = (stores.clients().await, stores.clients().await);
-        let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+        let (_clients, others, lock) = three_stores().await;
         let theirs = others[0].lock("a").lock().await.unwrap();
         let begun = tokio::time::Instant::now();
         let guard = match is_fixed {
@@ -874,15 +837,10 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
         assert_took(begun.elapsed(), 59 * SECOND..=60 * SECOND);
         tokio::time::sleep(2 * SECOND).await;
         assert_eq!(holders(&others, "a").await, 0);
+        let limit = 60 * SECOND;
         let reason = match is_fixed {
             true => Loss::LeaseEnded,
-            false => {
-                let Error::Lost { reason, .. } = guard.unlock().await.unwrap_err() else {
-                    panic!("not lost");
-                };
-                assert_matches!(reason, Loss::HeldTooLong { .. });
-                continue;
-            }
+            false => Loss::HeldTooLong { limit },
         };
         assert_lost(guard.unlock().await, reason);
     }
@@ -891,14 +849,10 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
-    let stores = embedded(3);
-    let (clients, others) = (stores.clients().await, stores.clients().await);
-    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let (clients, others, lock) = three_stores().await;
     let me = Owner::new();
-    let [outer, inner] = [
-        lock.lock().owner(me).await.unwrap(),
-        lock.lock().owner(me).await.unwrap(),
-    ];
+    let outer = lock.lock().owner(me).await.unwrap();
+    let inner = lock.lock().owner(me).await.unwrap();
     for other in &others {
         assert!(other.lock("a").force_unlock().await.unwrap());
         tokio::time::sleep(13 * SECOND).await;
@@ -919,10 +873,7 @@ async fn flush_ends_while_members_are_requested() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let settings = renewing();
     let settings = settings.response_timeout(SHORT);
-    let mut clients = Vec::new();
-    for server in &servers {
-        clients.push(settings.clone().connect(&server.url()).await.unwrap());
-    }
+    let clients = clients_of(&servers, settings).await;
     servers[2].freeze();
     // So many that a request for one of them is in flight at almost any time.
     let names: Vec<_> = (0..20).map(|n| format!("a-{n}")).collect();
@@ -951,9 +902,7 @@ async fn flush_ends_while_members_are_requested() {
 /// A member that is acquired again has the limits of the RedLock, not those of another guard.
 #[tokio::test(start_paused = true)]
 async fn limit_of_one_member_stays_with_it() {
-    let stores = embedded(3);
-    let (clients, others) = (stores.clients().await, stores.clients().await);
-    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let (clients, others, lock) = three_stores().await;
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     let single = clients[0].lock("a").lock().owner(me).at_most(20 * SECOND);

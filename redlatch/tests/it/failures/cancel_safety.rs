@@ -22,13 +22,10 @@ on_every_store! {
 
 async fn acquiring_a_free_lock(store: TestStore) {
     let (client, lock) = store.object(Client::lock, "cancel-free").await;
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.lock()).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
@@ -36,15 +33,14 @@ async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
     let [client, other] = store.clients().await;
     let name = unique("cancel-wait");
     let lock = client.lock(&name);
-    drop_after_each_poll(async |polls| {
-        let held = other.lock(&name).lock().await.unwrap();
-        let waiter = poll_up_to(polls, lock.lock());
-        let guard = beside_release(waiter, held.unlock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| {
+            let held = other.lock(&name).lock().await.unwrap();
+            let waiter = poll_up_to(polls, lock.lock());
+            beside_release(waiter, held.unlock()).await
+        },
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
@@ -56,17 +52,13 @@ async fn waiting_in_the_local_queue(store: TestStore) {
         let guard = held(&lock).await;
         let after = {
             let mut gone = pin!(poll_up_to(polls, lock.lock()));
-            let mut after = Box::pin(lock.lock().into_future());
-            let both = async {
-                tokio::select! {
-                    biased;
-                    gone = &mut gone => gone,
-                    _ = &mut after => unreachable!("guard by another owner"),
-                    () = until("it is queued", async || client.status().subscriptions == 1) => None,
-                }
-            };
-            let first = both.await;
-            assert!(first.is_none());
+            let mut after = lock.lock().into_future();
+            tokio::select! {
+                biased;
+                gone = &mut gone => assert!(gone.is_none()),
+                _ = &mut after => unreachable!("guard by another owner"),
+                () = until_subscribed(&client, 1) => {}
+            }
             after
         };
         free(guard).await;
@@ -96,27 +88,24 @@ async fn reentering(store: TestStore) {
 
 async fn releasing(store: TestStore) {
     let (client, lock) = store.object(Client::lock, "cancel-unlock").await;
-    drop_after_each_poll(async |polls| {
-        let guard = held(&lock).await;
-        let released = poll_up_to(polls, guard.unlock()).await;
-        assert_nothing_left(&client, &lock).await;
-        released.is_some()
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, held(&lock).await.unlock()).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
 async fn working_under_a_lock(store: TestStore) {
     let (client, lock) = store.object(Client::lock, "cancel-run").await;
-    drop_after_each_poll(async |polls| {
-        let work = async {
-            for _ in 0..3 {
-                tokio::task::yield_now().await;
-            }
-        };
-        let done = poll_up_to(polls, lock.run(work)).await;
-        assert_nothing_left(&client, &lock).await;
-        done.is_some()
-    })
+    let work = async || {
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.run(work())).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
@@ -148,15 +137,14 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("cancel-flushed");
-    drop_after_each_poll(async |polls| {
-        let _: () = server.command(&["SCRIPT", "FLUSH"]);
-        server.cut_all();
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| {
+            let _: () = server.command(&["SCRIPT", "FLUSH"]);
+            server.cut_all();
+            poll_up_to(polls, lock.lock()).await
+        },
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 

@@ -337,14 +337,13 @@ async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
     let all = Replicated::start(1).await;
     let client = all.client(long_timeout()).await;
     let lock = client.lock("dropped");
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        within_limit("settled", client.flush()).await;
-        assert!(!all.exists("dropped"), "a key was left");
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.lock()).await,
+        async || {
+            within_limit("settled", client.flush()).await;
+            assert!(!all.exists("dropped"), "a key was left");
+        },
+    )
     .await;
     all.replicas[0].freeze();
     for _ in 0..2 {

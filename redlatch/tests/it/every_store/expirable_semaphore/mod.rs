@@ -735,15 +735,14 @@ async fn no_state_remains_after_release(store: TestStore) {
 async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "cancel", 4).await;
-    drop_after_each_poll(async |polls| {
-        let permits = poll_up_to(polls, semaphore.acquire_many(3)).await;
-        let through = permits.is_some();
-        drop(permits);
-        within_limit("settled", client.flush()).await;
-        assert_eq!(counts(&semaphore).await, (4, 0, 4));
-        assert_eq!(client.status().holds, 0);
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, semaphore.acquire_many(3)).await,
+        async || {
+            within_limit("settled", client.flush()).await;
+            assert_eq!(counts(&semaphore).await, (4, 0, 4));
+            assert_eq!(client.status().holds, 0);
+        },
+    )
     .await;
 }
 

@@ -927,24 +927,20 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
     for lock in [lock.clone(), lock.clone().prefer_writers()] {
         let theirs = other.read_write_lock(lock.name());
         // A free side.
-        drop_after_each_poll(async |polls| {
-            let guard = poll_up_to(polls, lock.read().lock()).await;
-            let through = guard.is_some();
-            drop(guard);
-            assert_nothing_left().await;
-            through
-        })
+        drop_result_after_each_poll(
+            async |polls| poll_up_to(polls, lock.read().lock()).await,
+            async || assert_nothing_left().await,
+        )
         .await;
         // A side that is released meanwhile, in both directions.
-        drop_after_each_poll(async |polls| {
-            let held = theirs.write().lock().await.unwrap();
-            let waiter = poll_up_to(polls, lock.read().lock());
-            let guard = beside_release(waiter, held.unlock()).await;
-            let through = guard.is_some();
-            drop(guard);
-            assert_nothing_left().await;
-            through
-        })
+        drop_result_after_each_poll(
+            async |polls| {
+                let held = theirs.write().lock().await.unwrap();
+                let waiter = poll_up_to(polls, lock.read().lock());
+                beside_release(waiter, held.unlock()).await
+            },
+            async || assert_nothing_left().await,
+        )
         .await;
         drop_after_each_poll(async |polls| {
             let held = theirs.read().lock().await.unwrap();
@@ -959,14 +955,13 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
             through
         })
         .await;
-        drop_after_each_poll(async |polls| {
-            let writer = lock.write().lock().await.unwrap();
-            let reader = poll_up_to(polls, writer.downgrade()).await;
-            let through = reader.is_some();
-            drop(reader);
-            assert_nothing_left().await;
-            through
-        })
+        drop_result_after_each_poll(
+            async |polls| {
+                let writer = lock.write().lock().await.unwrap();
+                poll_up_to(polls, writer.downgrade()).await
+            },
+            async || assert_nothing_left().await,
+        )
         .await;
         drop_after_each_poll(async |polls| {
             let writer = lock.write().lock().await.unwrap();

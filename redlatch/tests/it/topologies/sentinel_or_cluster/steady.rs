@@ -76,22 +76,18 @@ pub async fn dropped_anywhere(deployment: &Deployment) {
         assert_eq!(pttl(server, &name), -2, "a key was left");
         assert_eq!(client.status().holds, 0);
     };
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left().await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.lock()).await,
+        async || assert_nothing_left().await,
+    )
     .await;
-    drop_after_each_poll(async |polls| {
-        let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
-        let waiter = poll_up_to(polls, lock.lock());
-        let guard = beside_release(waiter, held.unlock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left().await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| {
+            let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
+            let waiter = poll_up_to(polls, lock.lock());
+            beside_release(waiter, held.unlock()).await
+        },
+        async || assert_nothing_left().await,
+    )
     .await;
 }
