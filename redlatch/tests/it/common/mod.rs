@@ -226,6 +226,17 @@ pub(crate) fn free<R: HasLease>(guard: Guard<R>) -> impl Future<Output = ()> {
     async move { unwrapped(guard.unlock().await, caller) }
 }
 
+/// Acquires locks one after the other.
+pub(crate) async fn held_all<L: AnyLock>(
+    locks: impl IntoIterator<Item = L>,
+) -> Vec<Guard<L::Locked>> {
+    let mut guards = Vec::new();
+    for lock in locks {
+        guards.push(held(&lock).await);
+    }
+    guards
+}
+
 /// Releases locks one after the other.
 pub(crate) async fn free_all<R: HasLease>(guards: impl IntoIterator<Item = Guard<R>>) {
     for guard in guards {
@@ -476,6 +487,12 @@ pub(crate) async fn with_lost_answer_after<T>(
         .0
 }
 
+/// Closes all connections through the proxy, and lets none through until it may (`refuse`).
+pub(crate) fn cut_off(proxy: &Proxy) {
+    proxy.refuse(true);
+    proxy.cut();
+}
+
 /// Waits until the proxy has discarded an answer of the server.
 pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
     let proxy = proxy.clone();
@@ -487,6 +504,15 @@ pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
 #[track_caller]
 pub(crate) fn assert_took(took: Duration, expected: impl RangeBounds<Duration>) {
     assert!(expected.contains(&took), "{took:?}");
+}
+
+/// Asserts that an operation failed, and may succeed if it is repeated.
+#[track_caller]
+pub(crate) fn assert_transient<T: Debug>(result: Result<T, Error>) {
+    match result {
+        Err(error) => assert!(error.is_transient(), "{error}"),
+        done => panic!("{done:?}"),
+    }
 }
 
 /// Asserts that an operation failed because its hold was lost, with this cause.
@@ -709,9 +735,14 @@ pub(crate) fn short_linger() -> ClientBuilder {
     long_timeout().subscription_linger(Duration::from_millis(10))
 }
 
+/// Settings of clients that wait this long for an answer.
+pub(crate) fn response_timeout(timeout: Duration) -> ClientBuilder {
+    Client::builder().response_timeout(timeout)
+}
+
 /// Settings of clients that wait for an answer longer than any pause of a test.
 pub(crate) fn long_timeout() -> ClientBuilder {
-    Client::builder().response_timeout(LONG)
+    response_timeout(LONG)
 }
 
 pub(crate) async fn connect(settings: ClientBuilder, url: &str) -> Client {

@@ -348,11 +348,7 @@ async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
 async fn held_locks_can_be_listed(store: TestStore) {
     let client = store.client().await;
     let family = unique("list");
-    let mut guards = Vec::new();
-    for n in 0..250 {
-        let lock = client.lock(&format!("{family}:{n}"));
-        guards.push(held(&lock).await);
-    }
+    let guards = held_all((0..250).map(|n| client.lock(&format!("{family}:{n}")))).await;
     let mut names = Vec::new();
     let mut listing = client.list(&format!("{family}:*"));
     while let Some(found) = listing.next().await.unwrap() {
@@ -379,10 +375,7 @@ async fn names_that_look_like_auxiliary_keys_are_listed(store: TestStore) {
         format!("a:rwlock_timeout:{end}"),
     ];
     names.sort();
-    let mut guards = Vec::new();
-    for name in &names {
-        guards.push(held(&client.lock(name)).await);
-    }
+    let _guards = held_all(names.iter().map(|name| client.lock(name))).await;
     // Keys that really belong to other objects are not listed as locks.
     let fenced = client.fenced_lock(&format!("fenced-{end}")).lock().await;
     let read_write = client.read_write_lock(&format!("rw-{end}"));

@@ -311,8 +311,7 @@ async fn count_down_during_disconnect_is_noticed() {
             proxy.stall(false);
             proxy.cut();
         } else {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
             latch.count_down().await.unwrap();
             proxy.refuse(false);
         }

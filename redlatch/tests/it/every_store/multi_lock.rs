@@ -698,8 +698,7 @@ async fn repeated_step_is_held_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_store_leaves_nothing_behind() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(300)), &server.url()).await;
     let here = Client::embedded();
     let multi =
         MultiLock::new([here.lock("a"), client.lock("b"), client.lock("c")]).and(here.lock("d"));

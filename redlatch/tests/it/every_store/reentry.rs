@@ -152,8 +152,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unanswered_acquisition_of_known_owner_is_undone() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(300)), &server.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     // This request waits in vain, so that the owner stays known while it acquires the lock
     // elsewhere.

@@ -28,15 +28,13 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
             if server.command::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
             proxy.discard_replies(false);
             proxy.refuse(false);
         };
         assert!(lost.token() > latest);
         within_limit("lost", lost.lost()).await;
-        proxy.refuse(true);
-        proxy.cut();
+        cut_off(&proxy);
         proxy.discard_replies(false);
         proxy.refuse(false);
         assert!(

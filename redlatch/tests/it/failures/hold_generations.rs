@@ -369,8 +369,7 @@ impl SharedState {
                     refuse_writes(&self.server, false);
                 }
                 6 => {
-                    proxy.refuse(true);
-                    proxy.cut();
+                    cut_off(&proxy);
                     tokio::time::sleep(lasts).await;
                     proxy.refuse(false);
                 }
@@ -379,8 +378,7 @@ impl SharedState {
                     // assigned to the wrong requests.
                     proxy.discard_replies(true);
                     tokio::time::sleep(lasts).await;
-                    proxy.refuse(true);
-                    proxy.cut();
+                    cut_off(&proxy);
                     proxy.discard_replies(false);
                     proxy.refuse(false);
                 }

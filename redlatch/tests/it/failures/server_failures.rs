@@ -62,30 +62,23 @@ async fn released_lock_is_not_renewed() {
 async fn holder_learns_of_loss_before_lease_ends() {
     let (server, proxy) = proxied_server();
     let watchdog = Duration::from_secs(2);
-    let client = with_watchdog(watchdog).connect(&proxy.url()).await.unwrap();
+    let client = connect(with_watchdog(watchdog), &proxy.url()).await;
     let lock = client.lock("a");
     for hard in [false, true] {
         let guard = retry_if_late(|| lock.lock()).await;
         if hard {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
         } else {
             proxy.stall(true);
         }
         // Whenever the server reports that the key is gone, the guard must already have known.
         let mut connection = server.connection();
-        loop {
-            let there: bool = redis::cmd("EXISTS")
-                .arg("a")
-                .query(&mut connection)
-                .unwrap();
-            let valid = guard.is_valid();
-            if !there {
-                assert!(!valid, "still valid after its lease had ended");
-                break;
-            }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg("a");
+        while exists.query::<bool>(&mut connection).unwrap() {
             tokio::task::yield_now().await;
         }
+        assert!(!guard.is_valid(), "still valid after its lease had ended");
         within_limit("the loss is reported", guard.lost()).await;
         assert_lost(guard.unlock().await, Loss::LeaseEnded);
         proxy.stall(false);
@@ -98,13 +91,12 @@ async fn holder_learns_of_loss_before_lease_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_survives_a_broken_connection() {
     let (server, proxy) = proxied_server();
-    let client = with_watchdog(WATCHDOG).connect(&proxy.url()).await.unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &proxy.url()).await;
     let guard = held(&client.lock("a")).await;
     for way in ["refused", "cut", "stalled"] {
         match way {
             "refused" => {
-                proxy.refuse(true);
-                proxy.cut();
+                cut_off(&proxy);
             }
             "cut" => proxy.cut(),
             _ => proxy.stall(true),
@@ -139,7 +131,7 @@ async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_failure_differs_from_response_timeout() {
     let proxy = Proxy::to(shared().port());
-    let client = short_timeout().connect(&proxy.url()).await.unwrap();
+    let client = connect(short_timeout(), &proxy.url()).await;
     let name = unique("unreachable");
     let lock = client.lock(&name);
     proxy.stall(true);
@@ -162,7 +154,7 @@ async fn connection_failure_differs_from_response_timeout() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_without_answer_is_undone() {
     let server = Server::start();
-    let client = short_timeout().connect(&server.url()).await.unwrap();
+    let client = connect(short_timeout(), &server.url()).await;
     let lock = client.lock("a");
     retry_if_late(|| lock.run(async {})).await;
     for paused in [false, true] {
@@ -190,21 +182,13 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
     let lock = client.lock("a");
     lock.run(async {}).await.unwrap();
     for _ in 0..10 {
-        let guard = with_lost_answer(&proxy, lock.lock().into_future())
-            .await
-            .unwrap();
-        assert_eq!(
-            server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
-            "1"
-        );
-        let inner = with_lost_answer(&proxy, guard.reenter().into_future())
-            .await
-            .unwrap();
-        assert_eq!(
-            server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
-            "2"
-        );
-        free(inner).await;
+        let guard = with_lost_answer(&proxy, lock.lock().into_future()).await;
+        let guard = guard.unwrap();
+        let holds = || server.command::<u32>(&["HGET", "a", guard.owner_id().as_str()]);
+        assert_eq!(holds(), 1);
+        let inner = with_lost_answer(&proxy, guard.reenter().into_future()).await;
+        assert_eq!(holds(), 2);
+        free(inner.unwrap()).await;
         free(guard).await;
         assert_eq!(pttl(&server, "a"), -2);
     }
@@ -314,10 +298,7 @@ async fn flushed_data_is_reported_as_loss() {
 async fn one_bad_key_does_not_fail_the_renewal_batch() {
     let server = Server::start();
     let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
-    let mut guards = Vec::new();
-    for n in 0..150 {
-        guards.push(held(&client.lock(&format!("batch-{n}"))).await);
-    }
+    let mut guards = held_all((0..150).map(|n| client.lock(&format!("batch-{n}")))).await;
     let _: () = server.command(&["SET", "batch-70", "precious"]);
     within_limit("the loss is reported", guards[70].lost()).await;
     let bad = guards.remove(70);
@@ -335,10 +316,8 @@ async fn contention_loses_no_lease() {
     let server = Server::start();
     let client = connect(renewing(), &server.url()).await;
     let family = unique("crowded");
-    let mut held = Vec::new();
-    for n in 0..50 {
-        held.push(client.lock(&format!("{family}:{n}")).lock().await.unwrap());
-    }
+    let locks = (0..50).map(|n| client.lock(&format!("{family}:{n}")));
+    let held = held_all(locks).await;
     let over = Arc::new(AtomicBool::new(false));
     let attempts = Arc::new(AtomicU64::new(0));
     let crowd = spawn_each(0..1000, |n| {
@@ -372,23 +351,18 @@ async fn contention_loses_no_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_recovers_from_refused_reconnection() {
     let server = Server::start();
-    let client = short_timeout().connect(&server.url()).await.unwrap();
+    let client = connect(short_timeout(), &server.url()).await;
     let lock = client.lock("a");
     retry_if_late(|| lock.run(async {})).await;
     let mut admin = server.connection();
-    let config = |value: &str, admin: &mut redis::Connection| {
-        let set = redis::cmd("CONFIG")
-            .arg(&["SET", "maxclients", value])
-            .query::<()>(admin);
-        set.unwrap();
+    let mut admin = |command: &str, arguments: &[&str]| {
+        let mut command = redis::cmd(command);
+        command.arg(arguments).exec(&mut admin).unwrap();
     };
-    config("1", &mut admin);
-    let _: i64 = redis::cmd("CLIENT")
-        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
-        .query(&mut admin)
-        .unwrap();
+    admin("CONFIG", &["SET", "maxclients", "1"]);
+    admin("CLIENT", &["KILL", "TYPE", "normal", "SKIPME", "yes"]);
     assert_matches!(lock.lock().await, Err(Error::Unavailable { .. }));
-    config("1000", &mut admin);
+    admin("CONFIG", &["SET", "maxclients", "1000"]);
     retry_if_late(|| lock.run(async {})).await;
 }
 
@@ -414,8 +388,7 @@ async fn dropped_client_closes_its_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_returns_the_result_if_the_release_is_not_answered() {
     let (_server, proxy) = proxied_server();
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(300)), &proxy.url()).await;
     let lock = client.lock("a");
     let work = || async {
         proxy.stall(true);
@@ -427,13 +400,18 @@ async fn run_returns_the_result_if_the_release_is_not_answered() {
     assert!(!retry_if_late(|| lock.is_locked()).await);
 }
 
+/// Creates a client that logs in as the user `app`, who may do everything.
+async fn client_of_user(server: &Server) -> Client {
+    let () = server.command(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    Client::connect(&url).await.unwrap()
+}
+
 /// A release is retried even if the server refuses the client for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_is_retried_after_refusal() {
     let server = Server::start();
-    let _: () = server.command(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
-    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
-    let client = Client::connect(&url).await.unwrap();
+    let client = client_of_user(&server).await;
     let guard = client.lock("a").lock().lease(10 * LONG).await.unwrap();
     let _: () = server.command(&["ACL", "SETUSER", "app", "off"]);
     server.cut_all();
@@ -449,10 +427,7 @@ async fn release_is_retried_after_refusal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_ends_after_a_few_refusals() {
     let server = Server::start();
-    let rules = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
-    let _: () = server.command(&rules);
-    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
-    let client = Client::connect(&url).await.unwrap();
+    let client = client_of_user(&server).await;
     let lock = client.lock("a");
     let guard = lock.lock().lease(10 * LONG).await.unwrap();
     let _: () = server.command(&["ACL", "SETUSER", "app", "resetkeys"]);
@@ -461,10 +436,8 @@ async fn flush_ends_after_a_few_refusals() {
     let unsettled = client.flush_within(Duration::ZERO).await;
     assert_eq!(Vec::from_iter(unsettled.names()), ["a"]);
     let _: () = server.command(&["ACL", "SETUSER", "app", "~*"]);
-    until("tried again", async || {
-        client.flush_within(Duration::ZERO).await.is_empty()
-    })
-    .await;
+    let settled = async || client.flush_within(Duration::ZERO).await.is_empty();
+    until("tried again", settled).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -488,13 +461,11 @@ async fn unsent_attempts_need_no_settling() {
     let mut server = Server::start();
     // Long enough for each request to get the reason for the failed connection, which is not
     // retried all the time.
-    let settings = Client::builder().response_timeout(Duration::from_secs(1));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_secs(1)), &server.url()).await;
     server.kill();
     // It may be sent before the client finds the connection broken. Then its release is tried until
     // some seconds after the end of its lease.
-    let error = client.lock("a").try_lock().lease(SHORT).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(client.lock("a").try_lock().lease(SHORT).await);
     until("the first is given up", async || {
         client.status().background == 0
     })

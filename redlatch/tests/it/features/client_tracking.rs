@@ -296,8 +296,7 @@ async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
             // Apart, so that their first renewals are separate batches.
             tokio::time::sleep(Duration::from_millis(120)).await;
         }
-        proxy.refuse(true);
-        proxy.cut();
+        cut_off(&proxy);
         if began.elapsed() < Duration::from_millis(950) {
             break held;
         }

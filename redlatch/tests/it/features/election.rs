@@ -236,8 +236,7 @@ async fn observer_misses_no_last_state_when_its_connection_breaks() {
         subscribers == 1
     })
     .await;
-    proxy.refuse(true);
-    proxy.cut();
+    cut_off(&proxy);
     let leading = client(&server).await;
     let leadership = leading.election("e").campaign("leader").await.unwrap();
     proxy.refuse(false);

@@ -13,6 +13,11 @@ on_every_store! {
     ticket_that_was_asked_for_is_not_adopted,
 }
 
+async fn revoke_at_once<K: Revocable>(lock: &Lock<K>) {
+    let holder = lock.revoke(Duration::ZERO).await.unwrap();
+    holder.expect("it is held");
+}
+
 /// Returns two locks of each client, whose names differ only by braces, and whose channels are the same.
 async fn aliases(lease: Duration) -> Vec<[Lock; 2]> {
     let settings = || Client::builder().watchdog_lease(lease);
@@ -29,10 +34,7 @@ async fn request_for_alias_does_not_remove_revocation() {
     for [lock, alias] in aliases(100 * LONG).await {
         let revoked = held(&lock).await;
         let asked = held(&alias).await;
-        lock.revoke(Duration::ZERO)
-            .await
-            .unwrap()
-            .expect("it is held");
+        revoke_at_once(&lock).await;
         alias.ask().await.unwrap().expect("it is held");
         within_limit("it is asked", asked.asked()).await;
         // It looks for the request. It is lost at once, so this may never complete.
@@ -50,10 +52,7 @@ async fn revocation_does_not_end_alias_of_same_owner() {
         let me = Owner::new();
         let revoked = lock.lock().owner(me).await.unwrap();
         let kept = alias.lock().owner(me).await.unwrap();
-        lock.revoke(Duration::ZERO)
-            .await
-            .unwrap()
-            .expect("it is held");
+        revoke_at_once(&lock).await;
         within_limit("it is lost", revoked.lost()).await;
         // A renewal, which the request would prevent.
         until_rises("it is renewed", async || kept.valid_for()).await;
@@ -127,12 +126,8 @@ async fn is_not_adopted<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>)
     assert!(lease.duration() <= left);
     let left = left_of(lock.adopt(&ticket).await.unwrap_err());
     assert!(left.is_some_and(|left| left <= 3 * LONG));
-    assert!(
-        !other
-            .released_by(owner.clone(), Duration::ZERO)
-            .await
-            .unwrap()
-    );
+    let released = other.released_by(owner.clone(), Duration::ZERO).await;
+    assert!(!released.unwrap());
     lock.unlock_ticket(&ticket).await.unwrap();
     assert!(other.released_by(owner, LONG).await.unwrap());
 }
@@ -164,11 +159,8 @@ async fn ask_for<K: Revocable>(lock: Lock<K>, other: Lock<K>) {
 }
 
 async fn request_reaches_holder_of_each_kind(store: TestStore) {
-    let settings = || Client::builder().watchdog_lease(100 * LONG);
-    let clients = [
-        store.client_with(settings()).await,
-        store.client_with(settings()).await,
-    ];
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let clients = store.clients_with(settings).await;
     let [one, other] = &clients;
     let name = unique("asked");
     let [plain, fair, fenced, spin, write] =
@@ -177,32 +169,24 @@ async fn request_reaches_holder_of_each_kind(store: TestStore) {
     ask_for(one.fair_lock(&fair), other.fair_lock(&fair)).await;
     ask_for(one.fenced_lock(&fenced), other.fenced_lock(&fenced)).await;
     ask_for(one.spin_lock(&spin), other.spin_lock(&spin)).await;
-    let writers = clients
-        .each_ref()
-        .map(|client| client.read_write_lock(&write).write());
-    let [ours, theirs] = writers;
+    let [ours, theirs] = [one, other].map(|client| client.read_write_lock(&write).write());
     ask_for(ours, theirs).await;
 }
 
 /// The holder ignores the request. Its lease is far longer than the limit.
 async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
-    let settings = || Client::builder().watchdog_lease(100 * LONG);
-    let client = store.client_with(settings()).await;
-    let other = store.client_with(settings()).await;
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let [client, other] = store.clients_with(settings).await;
     let name = unique("revoked");
     let lock = client.lock(&name);
     let guard = held(&lock).await;
-    let next = {
-        let lock = other.lock(&name);
-        tokio::spawn(async move { held(&lock).await })
-    };
-    until("it waits", async || other.status().subscriptions > 0).await;
+    let next = waiter_of(&other, other.lock(&name).lock()).await;
     // The holder looks for requests only at renewals, or while it polls this.
     let asked = tokio::spawn(guard.asked());
     until("it listens", async || client.status().subscriptions > 0).await;
     other.lock(&name).revoke(SECOND).await.unwrap();
     done("it is asked", asked).await;
-    let next = done("the next acquires", next).await;
+    let next = joined("the next acquires", next).await;
     assert!(!guard.is_valid() && next.is_valid());
     assert_lost(guard.unlock().await, Loss::Revoked);
     free(next).await;
@@ -224,11 +208,7 @@ async fn later_holds_of_the_owner_are_not_asked(store: TestStore) {
 
 async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
     let guard = lock.lock().owner(me).await.unwrap();
-    other
-        .revoke(Duration::ZERO)
-        .await
-        .unwrap()
-        .expect("it is held");
+    revoke_at_once(&other).await;
     let released = guard.unlock().await;
     if released.is_err() {
         // A renewal came first.

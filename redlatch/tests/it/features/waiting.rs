@@ -120,8 +120,7 @@ async fn release_during_disconnect_is_noticed_afterwards() {
             proxy.stall(false);
             proxy.cut();
         } else {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
             free(held).await;
             proxy.refuse(false);
         }

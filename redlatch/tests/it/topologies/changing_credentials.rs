@@ -123,7 +123,7 @@ async fn provider_that_fails_is_an_outage_with_its_reason() {
     );
     let hanging = settings().credentials(std::future::pending::<io::Result<Credentials>>);
     let error = within_limit("an answer", hanging.connect(&server.url())).await;
-    assert!(error.unwrap_err().is_transient());
+    assert_transient(error);
     let empty = settings().credentials(|| async { io::Result::Ok(Credentials::new("")) });
     let error = empty.connect(&server.url()).await.unwrap_err();
     assert_matches!(error, Error::AuthenticationFailed { .. });

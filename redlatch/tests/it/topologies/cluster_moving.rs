@@ -61,8 +61,7 @@ async fn every_kind(client: &Client, tag: &str) {
 async fn reader_survives_partial_move_of_its_keys() {
     let cluster = moving_cluster();
     let reader = client(cluster).await;
-    let hasty = Client::builder().response_timeout(Duration::from_secs(1));
-    let writer = hasty.connect(&cluster.url()).await.unwrap();
+    let writer = connect(response_timeout(Duration::from_secs(1)), &cluster.url()).await;
     let name = "{half}:both";
     let slot = slot_of(b"{half}");
     let to = (cluster.master_of_slot(slot) + 1) % 3;
@@ -152,7 +151,7 @@ async fn permits_are_acquired_once_if_their_node_loses_its_last_slot() {
     cluster.move_slot(slot, added);
     let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(1));
     let client = connect(settings.replica_timeout(LONG), &cluster.url()).await;
-    let other = long_timeout().connect(&cluster.url()).await.unwrap();
+    let other = connect(long_timeout(), &cluster.url()).await;
     // Also loads the script: behind a WAIT it would not be run for a minute.
     let loaded = other.semaphore(name);
     loaded.try_set_permits(3).await.unwrap();

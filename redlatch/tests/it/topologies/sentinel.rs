@@ -66,7 +66,7 @@ async fn majority_of_sentinels_is_believed() {
         1,
     );
     let url = format!("{url}?sentinel_password={secret}");
-    let client = long_timeout().connect(&url).await.unwrap();
+    let client = connect(long_timeout(), &url).await;
     let guard = retry_transient(|| client.lock("a").lock()).await;
     let old = all.master();
     assert!(all.command::<bool>(old, &["EXISTS", "a"]));
@@ -142,7 +142,7 @@ async fn hanging_sentinel_does_not_block_connecting() {
         ..SentinelPlan::default()
     });
     all.freeze_sentinel(0);
-    let client = long_timeout().connect(&all.url()).await.unwrap();
+    let client = connect(long_timeout(), &all.url()).await;
     let guard = held(&client.lock("a")).await;
     until("alone, it has no replicas to wait for", async || {
         let calls: String = all.command(0, &["INFO", "commandstats"]);

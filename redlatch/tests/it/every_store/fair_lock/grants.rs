@@ -101,8 +101,7 @@ async fn disconnected_waiter_is_not_granted_the_lock() {
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&far.fair_lock("a").grace_period(LONG), 0).await;
     let owner = until_ready(&server, &far.fair_lock("a"), 0).await;
-    proxy.refuse(true);
-    proxy.cut();
+    cut_off(&proxy);
     let channel = channel(&owner);
     until("it is not subscribed", async || {
         subscribers(&server, &channel) == 0

@@ -91,8 +91,7 @@ async fn giving_up_reaches_it(way: &str) {
     until_queued(&lock, 1).await;
     match way {
         "refused" => {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
         }
         _ => proxy.stall(true),
     }

@@ -143,8 +143,7 @@ async fn closed_connection_is_reopened() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_to_busy_server_is_retried() {
     let server = Server::start_with(&["--lua-time-limit", "1"]);
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let hasty = settings.connect(&server.url()).await.unwrap();
+    let hasty = connect(response_timeout(Duration::from_millis(300)), &server.url()).await;
     let other = connect(long_timeout(), &server.url()).await;
     let same = set(&other, "busy", 2).await;
     let semaphore = hasty.semaphore(same.name());
@@ -159,8 +158,7 @@ async fn request_to_busy_server_is_retried() {
         ping.is_err()
     })
     .await;
-    let error = semaphore.acquire_many(2).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(semaphore.acquire_many(2).await);
     // If a busy machine got no answer, nothing was executed either.
     let mut error = semaphore.release(5).await.unwrap_err();
     while matches!(error, Error::OutcomeUnknown { .. }) {
@@ -186,8 +184,7 @@ async fn request_to_busy_server_is_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_answer_is_undone() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(200)), &server.url()).await;
     let other = crate::common::client(&server).await;
     let same = set(&other, "late", 2).await;
     let semaphore = client.semaphore(same.name());
@@ -207,8 +204,7 @@ async fn late_answer_is_undone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn awaiting_late_answers_does_not_block_other_requests() {
     let (server, proxy) = proxied_server();
-    let settings = Client::builder().response_timeout(Duration::from_millis(500));
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(500)), &proxy.url()).await;
     let other = crate::common::client(&server).await;
     let same = set(&other, "heard-out", 1000).await;
     same.acquire().await.unwrap().release().await.unwrap();
@@ -231,14 +227,12 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_is_retried_until_the_server_is_back() {
     let (server, proxy) = proxied_server();
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(200)), &proxy.url()).await;
     let same = set(&crate::common::client(&server).await, "away", 4).await;
     let semaphore = client.semaphore(same.name());
     let one = retry_if_late(|| semaphore.acquire()).await;
     let two = retry_if_late(|| semaphore.acquire_many(2)).await;
-    proxy.refuse(true);
-    proxy.cut();
+    cut_off(&proxy);
     until("the cut is noticed", async || {
         matches!(
             semaphore.release(1).await,
@@ -247,10 +241,8 @@ async fn release_is_retried_until_the_server_is_back() {
     })
     .await;
     drop(one);
-    let error = two.release().await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
-    let error = semaphore.acquire().await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(two.release().await);
+    assert_transient(semaphore.acquire().await);
     assert_eq!(client.status().background, 2);
     proxy.refuse(false);
     within_limit("settled", client.flush()).await;
@@ -295,8 +287,7 @@ async fn permits_released_during_disconnect_are_noticed() {
         until("it waits", async || subscribers(&server, &channel) == 1).await;
         // Earlier requests have been answered by the time that a later command is answered.
         same.available().await.unwrap();
-        proxy.refuse(true);
-        proxy.cut();
+        cut_off(&proxy);
         held.release().await.unwrap();
         proxy.refuse(false);
         joined("seen", waiting).await.release().await.unwrap();

@@ -110,7 +110,7 @@ pub async fn a_frozen_master(deployment: &Deployment) {
     let old = deployment.master("{c}");
     deployment.server(old).freeze();
     let unanswered = hasty.lock("{c}:unanswered").lock().lease(10 * LONG).await;
-    assert!(unanswered.unwrap_err().is_transient());
+    assert_transient(unanswered);
     let dropped = holder.lock("{c}:dropped").lock().lease(10 * LONG);
     let dropped = tokio::time::timeout(Duration::from_millis(100), dropped.into_future());
     assert!(dropped.await.is_err());
