@@ -58,10 +58,8 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
     let last = held(&theirs).await;
     tokens.push(last.token());
 
-    assert!(
-        tokens.is_sorted_by(|early, late| early < late),
-        "{tokens:?}"
-    );
+    let is_sorted = tokens.is_sorted_by(|early, late| early < late);
+    assert!(is_sorted, "{tokens:?}");
     assert_eq!(lock.current_token().await.unwrap(), last.token());
     free(last).await;
 }
@@ -216,14 +214,12 @@ async fn acquisition_with_lost_answer_keeps_its_token() {
     let mut expected = 1;
     for _ in 0..5 {
         expected += 1;
-        let outer = with_lost_answer(&proxy, lock.lock().into_future())
-            .await
-            .unwrap();
+        let outer = with_lost_answer(&proxy, lock.lock().into_future()).await;
+        let outer = outer.unwrap();
         assert_eq!(outer.token(), expected);
         expected += 1;
-        let inner = with_lost_answer(&proxy, outer.reenter().into_future())
-            .await
-            .unwrap();
+        let inner = with_lost_answer(&proxy, outer.reenter().into_future()).await;
+        let inner = inner.unwrap();
         assert_eq!(inner.token(), expected);
         with_lost_answer(&proxy, inner.unlock()).await.unwrap();
         with_lost_answer(&proxy, outer.unlock()).await.unwrap();
@@ -272,11 +268,8 @@ async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
     let paused_token = paused.token();
     assert_matches!(paused.unlock().await, Err(Error::Lost { .. }));
     let (first, second) = (paused_token, next.token());
-    assert_eq!(
-        *resource.written.lock().unwrap(),
-        [first, second, second],
-        "in the order of the tokens"
-    );
+    let written = resource.written.lock().unwrap().clone();
+    assert_eq!(written, [first, second, second]);
     free(next).await;
 }
 
@@ -296,15 +289,9 @@ async fn paused_holder_knows_of_loss_on_waking() {
     assert!(!paused.is_valid());
     let written = paused.run(async { resource.write(paused.token()) }).await;
     assert_lost(written, Loss::LeaseEnded);
-    assert_eq!(
-        resource.refused.load(Ordering::SeqCst),
-        0,
-        "it did not try to"
-    );
-    assert!(
-        !resource.write(paused.token()),
-        "a client that does not request it is refused"
-    );
+    // It did not try to. If it had not asked its guard, the resource would have refused it.
+    assert_eq!(resource.refused.load(Ordering::SeqCst), 0);
+    assert!(!resource.write(paused.token()));
     free(next).await;
 }
 

@@ -29,19 +29,15 @@ async fn candidate(election: &Election, value: &str) -> JoinHandle<redlatch::Res
 }
 
 async fn led(waiting: JoinHandle<redlatch::Result<Leadership>>) -> Leadership {
-    let led = within_limit("the candidate leads", waiting).await;
-    led.unwrap().unwrap()
+    joined("the candidate leads", waiting).await
 }
 
-/// Returns the reports of an observer up to the first for which `is_last` holds.
-async fn reports_until(
-    observer: &mut Observer,
-    is_last: impl Fn(&Option<Leader>) -> bool,
-) -> Vec<Option<(u64, String)>> {
+/// Returns the reports of an observer up to the first of a leader with this value, or of none.
+async fn reports_until(observer: &mut Observer, value: Option<&str>) -> Vec<Option<(u64, String)>> {
     let mut reports = Vec::new();
     loop {
         let report = done("a report", observer.next()).await;
-        let is_last = is_last(&report);
+        let is_last = report.as_ref().map(|leader| &*leader.value) == value;
         reports.push(report.map(|leader| (leader.epoch, leader.value)));
         if is_last {
             return reports;
@@ -60,18 +56,9 @@ async fn candidates_succeed_each_other_and_observers_see_the_final_state(store: 
     let first = one.election(&name).campaign("first").await.unwrap();
     let second = candidate(&two.election(&name), "second").await;
     first.proclaim("first, ready").await.unwrap();
-    let is_ready = |report: &Option<Leader>| {
-        report
-            .as_ref()
-            .is_some_and(|leader| leader.value == "first, ready")
-    };
-    let reports = reports_until(&mut observer, is_ready).await;
-    assert!(
-        reports
-            .iter()
-            .flatten()
-            .all(|(epoch, _)| *epoch == first.epoch())
-    );
+    let reports = reports_until(&mut observer, Some("first, ready")).await;
+    let of_first = |(epoch, _): &(u64, String)| *epoch == first.epoch();
+    assert!(reports.iter().flatten().all(of_first));
 
     let before = first.epoch();
     first.resign().await.unwrap();
@@ -80,15 +67,10 @@ async fn candidates_succeed_each_other_and_observers_see_the_final_state(store: 
     let leader = one.election(&name).leader().await.unwrap().unwrap();
     assert_eq!((leader.epoch, &*leader.value), (before + 1, "second"));
     assert_eq!(&leader.owner, second.owner_id());
-    let is_second = |report: &Option<Leader>| {
-        report
-            .as_ref()
-            .is_some_and(|leader| leader.value == "second")
-    };
-    reports_until(&mut observer, is_second).await;
+    reports_until(&mut observer, Some("second")).await;
 
     second.resign().await.unwrap();
-    reports_until(&mut observer, Option::is_none).await;
+    reports_until(&mut observer, None).await;
     assert_eq!(observing.election(&name).leader().await.unwrap(), None);
 }
 
@@ -154,10 +136,9 @@ async fn term_of_an_earlier_version_is_advanced() {
     let tokens = client.fenced_lock(election.name());
     let term = format!("redlatch_election:{{{}}}", election.name());
     let of_term = || -> String { server.command(&["HGET", &term, "epoch"]) };
-    let fields = [
-        "epoch", "41", "leader", "client:1", "value", "", "revision", "0",
-    ];
-    let _: u32 = server.command(&[&["HSET", &term], &fields[..]].concat());
+    let mut set = vec!["HSET", &term, "epoch", "41", "leader", "client:1"];
+    set.extend(["value", "", "revision", "0"]);
+    let _: u32 = server.command(&set);
     assert_eq!(election.advance_epoch(0).await.unwrap(), 41);
     assert_eq!(tokens.advance_token(7).await.unwrap(), 41);
     assert_eq!(tokens.advance_token(100).await.unwrap(), 100);
@@ -230,12 +211,8 @@ async fn observer_misses_no_last_state_when_its_connection_breaks() {
     let mut observer = observing.election("e").observe();
     assert_eq!(observer.next().await.unwrap(), None);
     let next = tokio::spawn(async move { observer.next().await });
-    until("subscribed", async || {
-        let channel = "redisson_lock__channel:{e}";
-        let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
-        subscribers == 1
-    })
-    .await;
+    let channel = "redisson_lock__channel:{e}";
+    until("subscribed", async || subscribers(&server, channel) == 1).await;
     cut_off(&proxy);
     let leading = client(&server).await;
     let leadership = leading.election("e").campaign("leader").await.unwrap();

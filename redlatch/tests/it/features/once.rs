@@ -26,11 +26,8 @@ async fn slot_has_one_run(store: TestStore) {
     let earlier = other.begin().await.unwrap().unwrap_err();
     assert_eq!((earlier.outcome.as_deref(), earlier.took), (None, None));
     assert!(earlier.by.starts_with("backup@"), "{earlier:?}");
-    assert!(
-        earlier
-            .by
-            .contains(&format!("(pid {})", std::process::id()))
-    );
+    let pid = format!("(pid {})", std::process::id());
+    assert!(earlier.by.contains(&pid), "{earlier:?}");
     assert!(!earlier.host.is_empty());
     // The server is on this machine, and rounds to milliseconds.
     let tolerance = Duration::from_millis(5);
@@ -66,11 +63,8 @@ async fn one_of_many_clients_runs_each_slot(store: TestStore) {
                         sleep(Duration::from_millis(10)).await;
                     }
                 };
-                let _ = client
-                    .once(&name, slot.to_string())
-                    .run(work)
-                    .await
-                    .unwrap();
+                let once = client.once(&name, slot.to_string());
+                let _ = once.run(work).await.unwrap();
             }
         }));
     }

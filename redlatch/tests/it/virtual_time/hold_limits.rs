@@ -99,8 +99,7 @@ async fn several_locks_are_lost_at_limit() {
     let [one, other] = embedded_clients();
     let names = ["a", "b", "c"];
     let both = MultiLock::new(names.map(|name| one.lock(name)));
-    let guard = both.lock().at_most(HOUR).await.unwrap();
-    assert_lost_after_hour(guard).await;
+    assert_lost_after_hour(both.lock().at_most(HOUR).await.unwrap()).await;
     let guard = both.lock().at_most(HOUR).await.unwrap();
     let next = MultiLock::new(names.map(|name| other.lock(name)));
     let next = after_hour(next.lock()).await.unwrap();
@@ -108,8 +107,7 @@ async fn several_locks_are_lost_at_limit() {
 
     let clients = [(); 3].map(|()| Client::embedded());
     let red = RedLock::new(clients.each_ref().map(|client| client.lock("a")));
-    let guard = red.lock().at_most(HOUR).await.unwrap();
-    assert_lost_after_hour(guard).await;
+    assert_lost_after_hour(red.lock().at_most(HOUR).await.unwrap()).await;
     let guard = red.lock().at_most(HOUR).await.unwrap();
     let next = after_hour(red.lock()).await.unwrap();
     assert!(!guard.is_valid() && next.is_valid());
@@ -163,11 +161,8 @@ async fn fed_hold_lasts_until_it_is_not_fed() {
     let not_fed = Loss::NotFed { limit: 60 * SECOND };
     let error = guard.feed().unwrap_err();
     assert_matches!(&error, Error::Lost { reason, .. } if *reason == not_fed);
-    assert!(
-        error
-            .to_string()
-            .contains("its holder did not feed it for 60s")
-    );
+    let said = error.to_string();
+    assert!(said.contains("its holder did not feed it for 60s"));
     assert!(!guard.is_valid() && next.is_valid());
     free(next).await;
     assert_lost(guard.unlock().await, not_fed);
@@ -185,23 +180,25 @@ async fn hold_that_is_fed_too_late_is_lost() {
     assert!(matches!(checks.await, Err(Error::Lost { .. })));
 }
 
+/// Feeds a hold shortly before the end of each minute.
+async fn feed_ten_times<R: HasLease>(guard: &Guard<R>) {
+    for _ in 0..10 {
+        sleep(59 * SECOND).await;
+        guard.feed().unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_fed_together() {
     let clients = [(); 3].map(|()| Client::embedded());
     let locks = || clients.each_ref().map(|client| client.lock("a"));
     let multi = MultiLock::new(locks()).lock().fed_every(60 * SECOND);
     let multi = multi.await.unwrap();
-    for _ in 0..10 {
-        sleep(59 * SECOND).await;
-        multi.feed().unwrap();
-    }
+    feed_ten_times(&multi).await;
     free(multi).await;
     let red = RedLock::new(locks()).lock().fed_every(60 * SECOND);
     let red = red.await.unwrap();
-    for _ in 0..10 {
-        sleep(59 * SECOND).await;
-        red.feed().unwrap();
-    }
+    feed_ten_times(&red).await;
     let begun = Instant::now();
     red.lost().await;
     assert_took(begun.elapsed(), 60 * SECOND..61 * SECOND);

@@ -665,10 +665,7 @@ fn threads_are_served_in_order() {
     assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
     let once = lock.non_reentrant();
     let held = once.try_lock().block().unwrap().unwrap();
-    assert!(matches!(
-        once.lock().block(),
-        Err(Error::AlreadyHeld { .. })
-    ));
+    assert_matches!(once.lock().block(), Err(Error::AlreadyHeld { .. }));
     held.unlock().unwrap();
     client.flush().unwrap();
 }

@@ -581,17 +581,6 @@ async fn dropped_release_completes(store: TestStore) {
 }
 
 #[test]
-fn call_without_runtime_fails() {
-    let semaphore = Client::embedded().semaphore("no-runtime");
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    let mut acquiring = semaphore.acquire().into_future();
-    let acquired = acquiring.as_mut().poll(&mut cx);
-    assert_matches!(acquired, Poll::Ready(Err(Error::NoRuntime)));
-    let released = pin!(semaphore.release(1)).poll(&mut cx);
-    assert_matches!(released, Poll::Ready(Err(Error::NoRuntime)));
-}
-
-#[test]
 fn guards_can_outlive_their_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
