@@ -98,13 +98,8 @@ async fn try_lock_does_not_wait(store: TestStore) {
     let (_client, lock) = store.object(Client::lock, "try").await;
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert!(lock.try_lock().await.unwrap().is_none());
-    assert!(
-        lock.try_lock()
-            .wait(Duration::ZERO)
-            .await
-            .unwrap()
-            .is_none()
-    );
+    let not_waiting = lock.try_lock().wait(Duration::ZERO).await;
+    assert!(not_waiting.unwrap().is_none());
     free(guard).await;
     assert!(lock.try_lock().await.unwrap().is_some());
 }
@@ -184,10 +179,8 @@ async fn scope_sets_the_owner(store: TestStore) {
         assert_eq!(outer.owner(), me);
         let _inner = held(&lock).await;
         let other = lock.try_lock().owner(Owner::new()).await.unwrap();
-        assert!(
-            other.is_none(),
-            "an owner set by the caller has precedence over the scope's"
-        );
+        // An owner set by the caller has precedence over the scope's.
+        assert!(other.is_none());
         let outside = lock.clone();
         let spawned = tokio::spawn(async move { outside.try_lock().await });
         assert!(spawned.await.unwrap().unwrap().is_none());
@@ -210,10 +203,8 @@ async fn non_reentrant_lock_refuses_its_owner_immediately(store: TestStore) {
         assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
     }
     assert!(guard.is_valid());
-    assert!(
-        lock.try_lock().await.unwrap().is_none(),
-        "others wait as ever"
-    );
+    // Others wait as ever.
+    assert!(lock.try_lock().await.unwrap().is_none());
     free(guard).await;
     free(lock.lock().owner(me).await.unwrap()).await;
 }
@@ -317,10 +308,8 @@ async fn released_guard_does_not_report_loss(store: TestStore) {
 async fn run_returns_the_result_and_releases(store: TestStore) {
     let (_client, lock) = store.object(Client::lock, "run").await;
     let inside = lock.clone();
-    let held = lock
-        .run(async move { inside.is_locked().await.unwrap() })
-        .await;
-    assert!(held.unwrap());
+    let held = lock.run(async move { inside.is_locked().await.unwrap() });
+    assert!(held.await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -401,13 +390,8 @@ async fn prefixes_keep_clients_apart(store: TestStore) {
     let guard = held(&with.lock(&name)).await;
     assert_eq!(guard.name(), name);
     assert!(!without.lock(&name).is_locked().await.unwrap());
-    assert!(
-        without
-            .lock(&format!("{prefix}{name}"))
-            .is_locked()
-            .await
-            .unwrap()
-    );
+    let same = without.lock(&format!("{prefix}{name}"));
+    assert!(same.is_locked().await.unwrap());
     let found = with.list("*").next().await.unwrap().unwrap();
     assert_eq!(found.name, name);
     free(guard).await;
@@ -421,19 +405,11 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
     for n in 0..50 {
         // Each future is polled here once, so that they queue in this order.
         let mut waiting = lock.lock().into_future();
-        let first = futures_poll(&mut waiting);
-        assert!(first.is_none());
+        assert!(poll_up_to(1, &mut waiting).await.is_none());
         if n == 0 {
             // The first waiter sends a request before it joins the queue; then it is the first in
             // the queue.
-            let client = client.clone();
-            let mut waiting_first = waiting;
-            poll_until(
-                &mut waiting_first,
-                until("it is queued", async || client.status().subscriptions == 1),
-            )
-            .await;
-            waiting = waiting_first;
+            poll_until(&mut waiting, until_subscribed(&client, 1)).await;
         }
         let order = order.clone();
         waiters.push(tokio::spawn(async move {
@@ -445,15 +421,6 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
     free(guard).await;
     done_all("served", waiters).await;
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
-}
-
-/// Polls once; returns the output if the future is ready.
-fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(future).poll(&mut cx) {
-        std::task::Poll::Ready(output) => Some(output),
-        std::task::Poll::Pending => None,
-    }
 }
 
 async fn owner_can_acquire_again_after_loss(store: TestStore) {
@@ -492,11 +459,7 @@ async fn no_state_remains_after_release(store: TestStore) {
     });
     done_all("done", tasks).await;
     client.flush().await;
-    until("all is empty", async || {
-        let status = client.status();
-        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-    })
-    .await;
+    until_idle(&client).await;
 }
 
 /// All public types can be moved to and used from any thread, and all futures can be spawned.

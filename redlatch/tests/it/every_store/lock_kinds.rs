@@ -111,8 +111,7 @@ where
 async fn assert_nothing_left<K: OwnedKind>(client: &Client, lock: &Lock<K>) {
     within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    assert_idle(client);
 }
 
 /// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
@@ -285,10 +284,8 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
         }
     });
     done_all("tried", tasks).await;
-    assert!(
-        acquired.load(Ordering::SeqCst) >= 16,
-        "hardly any task acquired it"
-    );
+    let acquired = acquired.load(Ordering::SeqCst);
+    assert!(acquired >= 16, "only {acquired} times");
     assert_nothing_left(&client, &lock).await;
 }
 
@@ -314,11 +311,7 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     let dying = {
         let (store, name) = (store.clone(), name.clone());
         move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
+            runtime().block_on(async {
                 let settings = Client::builder().watchdog_lease(SECOND);
                 let client = store.client_with(settings).await;
                 let lock = make(&client, &name);
@@ -421,14 +414,12 @@ async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, ma
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     for handle in [&lock, &again] {
-        let refused = [
+        let waiting = handle.try_lock().owner(me).wait(Duration::MAX);
+        for refused in [
             within_limit("at once", handle.lock().owner(me)).await.err(),
             handle.try_lock().owner(me).await.err(),
-            within_limit("at once", handle.try_lock().owner(me).wait(Duration::MAX))
-                .await
-                .err(),
-        ];
-        for refused in refused {
+            within_limit("at once", waiting).await.err(),
+        ] {
             assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
         }
         assert!(handle.is_held_by(me).await.unwrap());
@@ -619,10 +610,8 @@ async fn hold_of_redisson_is_respected<K: OwnedKind>(server: Server, make: Make<
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
 
     let waiting = spawn_waiter(&lock, lock.lock()).await;
-    assert_eq!(
-        server.command::<Vec<String>>(&["HVALS", "orders:42"]),
-        ["2"]
-    );
+    let holds: Vec<u32> = server.command(&["HVALS", "orders:42"]);
+    assert_eq!(holds, [2]);
     let _: i64 = server.command(&["DEL", "orders:42"]);
     let _: i64 = server.command(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
     let guard = joined("woken", waiting).await;

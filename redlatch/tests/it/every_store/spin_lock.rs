@@ -60,10 +60,8 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
     let pubsub = ["subscribe", "ssubscribe", "psubscribe"];
     assert_eq!(calls(&server, &pubsub), 0);
     assert_eq!(calls(&server, &["publish", "spublish"]), 0);
-    assert_eq!(
-        [&one, &two].map(|client| client.status().subscriptions),
-        [0, 0]
-    );
+    let subscriptions = [&one, &two].map(|client| client.status().subscriptions);
+    assert_eq!(subscriptions, [0, 0]);
     // The same counters show the commands of the plain lock.
     let held = one.lock("b").lock().await.unwrap();
     let waiting = tokio::spawn(two.lock("b").lock().into_future());
@@ -79,10 +77,8 @@ async fn one_waiter_per_client_asks_the_server() {
     const WAITERS: u64 = 50;
     const PAUSE: Duration = Duration::from_millis(25);
     let server = Server::start();
-    let (holder, crowd) = (
-        unregistered_client(&server).await,
-        unregistered_client(&server).await,
-    );
+    let holder = unregistered_client(&server).await;
+    let crowd = unregistered_client(&server).await;
     let guard = held(&holder.spin_lock("a")).await;
     let spin = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
     let waiters = spawn_each(0..WAITERS, |_| {
@@ -91,15 +87,11 @@ async fn one_waiter_per_client_asks_the_server() {
     });
     // Each waiter that starts before the local queue exists sends one request.
     let before = script_calls(&server);
-    until("all have arrived and one keeps polling", async || {
-        script_calls(&server) > before + WAITERS
-    })
-    .await;
+    let arrived = async || script_calls(&server) > before + WAITERS;
+    until("all have arrived and one keeps polling", arrived).await;
     let (begun, before) = (std::time::Instant::now(), script_calls(&server));
-    until("it polls repeatedly", async || {
-        script_calls(&server) >= before + 20
-    })
-    .await;
+    let polls = async || script_calls(&server) >= before + 20;
+    until("it polls repeatedly", polls).await;
     let often = (script_calls(&server) - before) as f64;
     let pauses = begun.elapsed().as_secs_f64() / PAUSE.as_secs_f64();
     assert!(often <= pauses + 2.0, "{often} times in {pauses} pauses");

@@ -7,8 +7,7 @@ use crate::common::prelude::*;
 async fn assert_nothing_left(client: &Client, lock: &Lock) {
     within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    assert_idle(client);
 }
 
 on_every_store! {
@@ -167,13 +166,8 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
         assert!(poll_up_to(1, next.as_mut()).await.is_none());
         assert!(poll_up_to(1, release.as_mut()).await.is_none());
     }
-    poll_until(
-        next.as_mut(),
-        until("released", async || {
-            !server.command::<bool>(&["EXISTS", "a"])
-        }),
-    )
-    .await;
+    let is_free = async || !server.command::<bool>(&["EXISTS", "a"]);
+    poll_until(next.as_mut(), until("released", is_free)).await;
     drop(next);
     proxy.discard_replies(false);
     proxy.cut();

@@ -14,11 +14,8 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
     let (server, proxy) = proxied_server();
     let settings = Client::builder().watchdog_lease(Duration::from_millis(1500));
     let ours = settings.connect(&proxy.url()).await.unwrap();
-    let (lock, other, me) = (
-        ours.fenced_lock("a"),
-        ours.fenced_lock("{a}b"),
-        Owner::new(),
-    );
+    let (lock, other) = (ours.fenced_lock("a"), ours.fenced_lock("{a}b"));
+    let me = Owner::new();
     let both = MultiLock::new([lock.clone(), other.clone()]);
     let mut latest = 0;
     for several in [false, true] {
@@ -37,10 +34,8 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
         cut_off(&proxy);
         proxy.discard_replies(false);
         proxy.refuse(false);
-        assert!(
-            server.command::<bool>(&["EXISTS", "a"]),
-            "the store still has it"
-        );
+        // The store still has it.
+        assert!(server.command::<bool>(&["EXISTS", "a"]));
         let token = match several {
             false => {
                 let next = retry_if_late(|| lock.lock().owner(me).lease(LONG)).await;
@@ -189,10 +184,8 @@ async fn restarted_process_with_same_client_id_is_another_owner() {
     assert_eq!(second.acquire(), None, "acquired the hold of {owner}");
     // The lease ends.
     assert!(server.command::<bool>(&["PEXPIRE", "a", "1"]));
-    until("expired", async || {
-        !server.command::<bool>(&["EXISTS", "a"])
-    })
-    .await;
+    let is_free = async || !server.command::<bool>(&["EXISTS", "a"]);
+    until("expired", is_free).await;
     let (next, greater) = second.acquire().expect("a free lock");
     assert!(owner.starts_with("pod-0:") && next.starts_with("pod-0:"));
     assert_ne!(next, owner);

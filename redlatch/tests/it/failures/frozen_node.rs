@@ -123,10 +123,8 @@ async fn frozen_node_uses_up_no_turns_of_other_nodes() {
         })
         .collect();
     // More callers wait than may send at the same time.
-    until("all ask", async || {
-        asking.load(Ordering::SeqCst) == at_frozen.len()
-    })
-    .await;
+    let all_ask = async || asking.load(Ordering::SeqCst) == at_frozen.len();
+    until("all ask", all_ask).await;
     for name in &elsewhere {
         take_turns(&client, name).await;
     }
@@ -143,10 +141,8 @@ async fn frozen_node_uses_up_no_turns_of_other_nodes() {
     let begun = Instant::now();
     drop(held);
     for name in &elsewhere {
-        until("released in the background", async || {
-            !client.lock(name).is_locked().await.unwrap()
-        })
-        .await;
+        let is_free = async || !client.lock(name).is_locked().await.unwrap();
+        until("released in the background", is_free).await;
     }
     let took = begun.elapsed();
     cluster.thaw(FROZEN);

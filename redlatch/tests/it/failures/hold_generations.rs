@@ -434,14 +434,11 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
         }
     }
     let (breaking, random) = (shared.clone(), Random(seeds.next()));
-    tasks.push(tokio::spawn(
-        async move { breaking.inject_faults(random).await },
-    ));
+    let breaking = async move { breaking.inject_faults(random).await };
+    tasks.push(tokio::spawn(breaking));
     let end = Instant::now() + lasts;
-    until("time is up", async || {
-        Instant::now() > end || shared.over.load(Ordering::SeqCst)
-    })
-    .await;
+    let over = async || Instant::now() > end || shared.over.load(Ordering::SeqCst);
+    until("time is up", over).await;
     shared.over.store(true, Ordering::SeqCst);
     done_all("the tasks end", tasks).await;
     let (acquired, lost) = (&shared.acquired, &shared.lost);
@@ -454,9 +451,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     assert!(acquired.load(Ordering::SeqCst) > 0);
     // Nothing is left behind for longer than a lease.
     for name in NAMES {
-        until("free", async || {
-            !shared.server.command::<bool>(&["EXISTS", name])
-        })
-        .await;
+        let is_free = async || !shared.server.command::<bool>(&["EXISTS", name]);
+        until("free", is_free).await;
     }
 }

@@ -118,11 +118,8 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
         let request = other.fair_lock("x").lock().into_future();
         tokio::spawn(async move { request.await?.unlock().await })
     });
-    until("all are in the queue", async || {
-        let queue: i64 = server.command(&["LLEN", "redisson_lock_queue:{x}"]);
-        queue == 3
-    })
-    .await;
+    let queued = || server.command::<i64>(&["LLEN", "redisson_lock_queue:{x}"]);
+    until("all are in the queue", async || queued() == 3).await;
     let _: String = server.command(&["FLUSHALL"]);
     joined_all("the waiter retries", waiting).await;
     let _ = guard.unlock().await;
@@ -252,10 +249,8 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     within_limit("the deleted one is lost", deleted.lost()).await;
     let left: i64 = server.command(&["PTTL", "fixed"]);
     assert!((1..=300_000).contains(&left), "{left}");
-    until("the other is renewed", async || {
-        pttl(&server, "renewed") > 10_000_000
-    })
-    .await;
+    let is_renewed = async || pttl(&server, "renewed") > 10_000_000;
+    until("the other is renewed", is_renewed).await;
     assert!(fixed.is_valid() && renewed.is_valid());
     assert!(fixed.valid_for() <= LONG * 5);
 }

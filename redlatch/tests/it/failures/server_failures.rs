@@ -466,10 +466,8 @@ async fn unsent_attempts_need_no_settling() {
     // It may be sent before the client finds the connection broken. Then its release is tried until
     // some seconds after the end of its lease.
     assert_transient(client.lock("a").try_lock().lease(SHORT).await);
-    until("the first is given up", async || {
-        client.status().background == 0
-    })
-    .await;
+    let given_up = async || client.status().background == 0;
+    until("the first is given up", given_up).await;
     let tries = spawn_each(0..500, |n| {
         client.lock(&format!("n-{n}")).try_lock().into_future()
     });

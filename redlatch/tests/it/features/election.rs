@@ -368,10 +368,8 @@ async fn at_most_one_process_leads_and_epochs_grow() {
         let mut leader = None;
         until("there is another leader", || {
             leader = latest.lock().unwrap().clone();
-            let found = leader
-                .as_ref()
-                .is_some_and(|leader: &Leader| leader.epoch > epoch);
-            std::future::ready(found)
+            let is_later = |leader: &Leader| leader.epoch > epoch;
+            std::future::ready(leader.as_ref().is_some_and(is_later))
         })
         .await;
         leader.unwrap()
@@ -393,10 +391,8 @@ async fn at_most_one_process_leads_and_epochs_grow() {
         }
     }
     drop(candidates);
-    until("the observer sees that there is no leader", || {
-        std::future::ready(latest.lock().unwrap().is_none())
-    })
-    .await;
+    let none = async || latest.lock().unwrap().is_none();
+    until("the observer sees that there is no leader", none).await;
     assert_eq!(election.leader().await.unwrap(), None);
     assert!(!observing.is_finished());
     observing.abort();

@@ -61,18 +61,16 @@ impl Recorded {
     /// Returns the number of requests for locks by outcome: acquired, timeout, canceled, error.
     fn requests(&self) -> [usize; 4] {
         ["acquired", "timeout", "canceled", "error"].map(|outcome| {
-            self.count(&format!(
-                "redlatch.lock.wait.duration{{kind=lock,outcome={outcome}}}"
-            ))
+            let labels = format!("{{kind=lock,outcome={outcome}}}");
+            self.count(&format!("redlatch.lock.wait.duration{labels}"))
         })
     }
 
     /// Returns the number of guards of locks by outcome: released, lost, dropped.
     fn guards(&self) -> [usize; 3] {
         ["released", "lost", "dropped"].map(|outcome| {
-            self.count(&format!(
-                "redlatch.lock.hold.duration{{kind=lock,outcome={outcome}}}"
-            ))
+            let labels = format!("{{kind=lock,outcome={outcome}}}");
+            self.count(&format!("redlatch.lock.hold.duration{labels}"))
         })
     }
 }
@@ -288,24 +286,20 @@ async fn connections_and_batches_are_measured() {
     let subscriptions = || recorded.value("redlatch.client.subscriptions");
     until("the waiter has subscribed", async || subscriptions() == 1.0).await;
     let _: String = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    until("the client has connected again", async || {
-        recorded.value("redlatch.client.reconnects") > 0.0
-    })
-    .await;
+    let again = async || recorded.value("redlatch.client.reconnects") > 0.0;
+    until("the client has connected again", again).await;
     free(guard).await;
     free(joined("woken", waiting).await).await;
-    until("the subscription has ended", async || {
-        subscriptions() == 0.0
-    })
-    .await;
+    until("it has ended", async || subscriptions() == 0.0).await;
     let requests = (0..200).map(|n| {
         let lock = client.lock(&format!("lock {n}"));
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     });
     joined_all("acquired", requests.collect::<Vec<_>>()).await;
     let sizes = recorded.values("redlatch.batch.size");
+    assert!(!sizes.is_empty());
     assert!(
-        !sizes.is_empty() && sizes.iter().all(|size| (1.0..=16.0).contains(size)),
+        sizes.iter().all(|size| (1.0..=16.0).contains(size)),
         "{sizes:?}"
     );
 }
@@ -317,10 +311,8 @@ async fn refused_reports_of_changes_are_counted() {
     let _: String = server.command(&["ACL", "SETUSER", "default", "-client|tracking"]);
     let client = Client::connect(&server.url()).await.unwrap();
     let guard = held(&client.lock("a")).await;
-    until("the server refuses", async || {
-        recorded.value("redlatch.client.tracking_refusals") == 1.0
-    })
-    .await;
+    let refused = async || recorded.value("redlatch.client.tracking_refusals") == 1.0;
+    until("the server refuses", refused).await;
     free(guard).await;
 }
 

@@ -140,11 +140,8 @@ async fn names_and_slots_are_independent(store: TestStore) {
     assert!(hourly.run(async {}).await.unwrap().is_ok());
     free(guard).await;
     let mut listing = client.list(&format!("*{name}*"));
-    assert_eq!(
-        listing.next().await.unwrap(),
-        None,
-        "records are no objects"
-    );
+    // Records are no objects.
+    assert_eq!(listing.next().await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -260,10 +257,8 @@ async fn repeated_step_finds_its_own_run() {
     let run = with_lost_answer(&proxy, once.begin()).await.unwrap();
     let run = run.expect("the only run");
     assert!(with_lost_answer(&proxy, run.finish("done")).await.unwrap());
-    assert_eq!(
-        once.earlier_run().await.unwrap().unwrap().outcome.unwrap(),
-        "done"
-    );
+    let earlier = once.earlier_run().await.unwrap().expect("a run");
+    assert_eq!(earlier.outcome.unwrap(), "done");
 }
 
 /// During an outage no work starts. The slot is free afterwards, unless the step has reached the server.
@@ -279,10 +274,8 @@ async fn nothing_runs_while_store_cannot_be_reached() {
     // The outcome is not recorded, and that is all.
     assert_transient(run.finish("done").await);
     server.restart();
-    until("the store answers", async || {
-        once.earlier_run().await.is_ok()
-    })
-    .await;
+    let answers = async || once.earlier_run().await.is_ok();
+    until("the store answers", answers).await;
     assert!(once.run(async {}).await.unwrap().is_ok());
     assert_eq!(other.earlier_run().await.unwrap().unwrap().outcome, None);
 }
@@ -290,10 +283,7 @@ async fn nothing_runs_while_store_cannot_be_reached() {
 /// The caller leaves before the answer arrives.
 #[tokio::test]
 async fn canceled_beginning_ends_in_background() {
-    let (client, name) = (
-        &client(redlatch_testkit::shared()).await,
-        &unique("canceled"),
-    );
+    let (client, name) = (&client(shared()).await, &unique("canceled"));
     let tries = &std::cell::Cell::new(0);
     drop_after_each_poll(|polls| async move {
         tries.set(tries.get() + 1);

@@ -26,10 +26,8 @@ async fn renewal_never_shortens_a_longer_lease() {
         tokio::time::sleep(60 * second).await;
         assert!(inner.is_valid() && outer.is_valid());
         let left = client.lock("a").remaining_lease().await.unwrap();
-        assert!(
-            left > Some(Expiry::In(500 * second)),
-            "{left:?} left in the store"
-        );
+        let is_kept = left > Some(Expiry::In(500 * second));
+        assert!(is_kept, "{left:?} left in the store");
     }
 }
 
@@ -82,10 +80,8 @@ async fn many_permits_are_renewed_in_small_batches() {
     };
     for guard in &guards {
         let id = guard.ids()[0].to_string();
-        until("it is renewed", async || {
-            scripts().iter().any(|line| line.contains(&id))
-        })
-        .await;
+        let renewed = async || scripts().iter().any(|line| line.contains(&id));
+        until("it is renewed", renewed).await;
     }
     // At most two guards in one script: 1000 ids of 32 digits.
     let longest = scripts().iter().map(String::len).max();

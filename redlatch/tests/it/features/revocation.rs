@@ -231,10 +231,8 @@ async fn request_during_broken_connection_is_not_missed() {
     let name = unique("broken");
     let guard = held(&client.lock(&name)).await;
     let asked = tokio::spawn(guard.asked());
-    until("it is subscribed", async || {
-        client.status().subscriptions > 0
-    })
-    .await;
+    let subscribed = async || client.status().subscriptions > 0;
+    until("it is subscribed", subscribed).await;
     proxy.refuse(true);
     proxy.reset();
     other.lock(&name).ask().await.unwrap().expect("it is held");
@@ -282,11 +280,8 @@ async fn holder_that_does_not_know_requests_is_not_disturbed() {
     let waiting = lock.released_by(asked.unwrap(), LONG);
     let release = async {
         let () = server.command(&["DEL", &name]);
-        let () = server.command(&[
-            "PUBLISH",
-            &format!("redisson_lock__channel:{{{name}}}"),
-            "0",
-        ]);
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        let () = server.command(&["PUBLISH", &channel, "0"]);
     };
     let (released, ()) = tokio::join!(waiting, release);
     assert!(released.unwrap());

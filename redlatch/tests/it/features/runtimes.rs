@@ -188,8 +188,8 @@ fn runtime_without_timers_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
     let bare = tokio::runtime::Builder::new_current_thread()
         .enable_io()
-        .build()
-        .unwrap();
+        .build();
+    let bare = bare.unwrap();
     let url = shared().url();
     let error = bare.block_on(Client::connect(&url)).unwrap_err();
     assert_eq!(error, Error::NoRuntime);
@@ -243,8 +243,8 @@ fn runtime_without_sockets_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
     let bare = tokio::runtime::Builder::new_current_thread()
         .enable_time()
-        .build()
-        .unwrap();
+        .build();
+    let bare = bare.unwrap();
     let server = Server::start();
     let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
     assert_eq!(error, Error::NoRuntime);

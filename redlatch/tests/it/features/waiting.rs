@@ -5,19 +5,13 @@ use std::io::{BufRead as _, BufReader, Write as _};
 
 use crate::common::prelude::*;
 
-fn channels(server: &Server) -> usize {
-    server.info("pubsub_channels").parse().unwrap()
-}
-
 /// Only the first waiter in the queue sends requests; a turn costs one release and one acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_waiter_per_name_asks_the_server() {
     const WAITERS: usize = 200;
     let server = Server::start();
-    let (holder, crowd) = (
-        unregistered_client(&server).await,
-        unregistered_client(&server).await,
-    );
+    let holder = unregistered_client(&server).await;
+    let crowd = unregistered_client(&server).await;
     let guard = held(&holder.lock("a")).await;
     let before = server.calls("eval");
     let begun = Arc::new(AtomicUsize::new(0));
@@ -29,9 +23,10 @@ async fn one_waiter_per_name_asks_the_server() {
         }
     });
     until("all have begun", async || {
-        begun.load(Ordering::SeqCst) == WAITERS && channels(&server) == 1
+        begun.load(Ordering::SeqCst) == WAITERS
     })
     .await;
+    until("they wait", async || channels(&server) == 1).await;
     let asked = server.calls("eval") - before;
     // Each waiter that starts before the local queue exists sends one request; no waiter polls.
     assert!(asked <= WAITERS as u64 + 2, "{asked}");
@@ -218,17 +213,11 @@ async fn subscription_is_sent_first_for_any_task_budget() {
     .await;
     for left in 1..12 {
         let lock = client.lock(&format!("budget-{left}"));
-        let held = other
-            .lock(lock.name())
-            .lock()
-            .lease(10 * LONG)
-            .await
-            .unwrap();
-        until("the holder's step is seen", async || {
-            let seen = seen.lock().unwrap();
-            seen.iter().any(|line| line.contains(lock.name()))
-        })
-        .await;
+        let theirs = other.lock(lock.name());
+        let held = theirs.lock().lease(10 * LONG).await.unwrap();
+        let of_holder = |line: &String| line.contains(lock.name());
+        let is_seen = async || seen.lock().unwrap().iter().any(of_holder);
+        until("the holder's step is seen", is_seen).await;
         seen.lock().unwrap().clear();
         let mut waiting = lock.lock().into_future();
         // Leaves this much of tokio's budget (128 per poll of a task) at each poll.
@@ -247,14 +236,10 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             let ours = |line: &str| line.contains(verb) && line.contains(lock.name());
             (0..seen.len()).filter(|&at| ours(&seen[at])).collect()
         };
-        until("subscribed and retried", async || {
-            sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2
-        })
-        .await;
-        assert!(
-            sent("SUBSCRIBE")[0] < sent("EVALSHA")[1],
-            "sent before the subscription"
-        );
+        let retried = async || sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2;
+        until("subscribed and retried", retried).await;
+        // Not sent before the subscription.
+        assert!(sent("SUBSCRIBE")[0] < sent("EVALSHA")[1]);
         free(held).await;
         free(joined("woken", waiting).await).await;
     }

@@ -84,10 +84,8 @@ where
     };
     let waiters = [0, 1].map(|i| wait(&clients[i]));
     for client in clients {
-        until("the waiter subscribes", async || {
-            client.status().subscriptions > 0
-        })
-        .await;
+        let subscribed = async || client.status().subscriptions > 0;
+        until("the waiter subscribes", subscribed).await;
     }
     drop(guard);
     for waiter in waiters {

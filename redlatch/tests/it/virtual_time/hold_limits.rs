@@ -323,14 +323,11 @@ async fn zero_is_refused_and_unrepresentable_time_is_no_limit() {
     let both = MultiLock::new([&lock]);
     let red = RedLock::new([&lock]);
     let zero = Duration::ZERO;
+    let me = Owner::new();
     let refused = [
         lock.lock().at_most(zero).await.map(drop),
         lock.lock().fed_every(zero).await.map(drop),
-        lock.lock()
-            .owner(Owner::new())
-            .at_most(zero)
-            .await
-            .map(drop),
+        lock.lock().owner(me).at_most(zero).await.map(drop),
         lock.try_lock().at_most(zero).await.map(drop),
         both.lock().at_most(zero).await.map(drop),
         red.lock().fed_every(zero).await.map(drop),
