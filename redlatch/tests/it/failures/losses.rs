@@ -9,13 +9,9 @@ const ENDLESS: Duration = Duration::from_secs(20_000);
 
 /// Creates the holder, whose renewals are due every two seconds, and another client.
 async fn clients(server: &Server) -> (Client, Client) {
-    let connect = |lease| {
-        let settings = Client::builder()
-            .watchdog_lease(lease)
-            .response_timeout(LONG);
-        async move { settings.connect(&server.url()).await.unwrap() }
-    };
-    (connect(WATCHDOG).await, connect(ENDLESS).await)
+    let settings = renewing().response_timeout(LONG);
+    let holder = connect(settings, &server.url()).await;
+    (holder, rarely_renewing(server).await)
 }
 
 /// How the loss is found after another program deletes the key: the first client holds the lock and
@@ -48,30 +44,24 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     }
     let waiting = tokio::spawn(wanted.lock().into_future());
     until("it waits", async || subscribed() > 0).await;
-    until(
-        "it has sent its request behind its subscription",
-        || async {
-            let clients: String = server.command(&["CLIENT", "LIST"]);
-            let is_subscribed = |client: &&str| client.contains(" sub=1 ");
-            let mut subscribed = clients.lines().filter(is_subscribed);
-            subscribed.any(|client| !client.contains(" cmd=subscribe "))
-        },
-    )
+    // It has sent its request behind its subscription.
+    until("it asks", async || {
+        let clients: String = server.command(&["CLIENT", "LIST"]);
+        let is_subscribed = |client: &&str| client.contains(" sub=1 ");
+        let mut subscribed = clients.lines().filter(is_subscribed);
+        subscribed.any(|client| !client.contains(" cmd=subscribe "))
+    })
     .await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe(channels).unwrap();
+    let received = Vec::from_iter(channels.iter().map(|channel| messages(server, channel)));
     let deleted: i64 = server.command(&["DEL", held.name()]);
     assert_eq!(deleted, 1);
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
     }
     let guard = joined("the waiter is woken", waiting).await;
-    pubsub
-        .set_read_timeout(Some(Duration::from_millis(50)))
-        .unwrap();
-    let was_woken = pubsub.get_message().is_ok();
+    let brief = Duration::from_millis(50);
+    let was_woken = received.iter().any(|one| one.recv_timeout(brief).is_ok());
     free(guard).await;
     was_woken
 }
@@ -133,9 +123,7 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let lost = held(&holder.lock("x")).await;
     let _: i64 = server.command(&["DEL", "x"]);
     let next = held(&other.lock("x")).await;
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe("redisson_lock__channel:{x}").unwrap();
+    let messages = messages(&server, "redisson_lock__channel:{x}");
     within_limit("lost", lost.lost()).await;
     let _ = lost.unlock().await;
     // A step in flight for the lost hold would find no owner after the release, and notify a
@@ -143,20 +131,14 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     within_limit("settled", holder.flush()).await;
     free(next).await;
     // The first message is that of the release.
-    pubsub.set_read_timeout(Some(LONG)).unwrap();
-    pubsub.get_message().unwrap();
-    pubsub
-        .set_read_timeout(Some(Duration::from_millis(50)))
-        .unwrap();
-    assert!(pubsub.get_message().is_err(), "one message, of the release");
+    messages.recv_timeout(LONG).unwrap();
+    let more = messages.recv_timeout(Duration::from_millis(50));
+    assert!(more.is_err(), "one message, of the release");
 }
 
 /// Renewals are due after hours, so only a sweep can find a loss earlier.
 async fn rarely_renewing(server: &Server) -> Client {
-    let settings = Client::builder()
-        .watchdog_lease(ENDLESS)
-        .response_timeout(LONG);
-    settings.connect(&server.url()).await.unwrap()
+    connect(long_timeout().watchdog_lease(ENDLESS), &server.url()).await
 }
 
 /// Acquires fifty holds of all kinds, half of them with a fixed lease.

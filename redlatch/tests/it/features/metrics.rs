@@ -29,10 +29,8 @@ impl Recorded {
     }
 
     fn series(&self, key: &Key) -> Arc<Series> {
-        let labels = key.labels();
-        let labels: Vec<_> = labels
-            .map(|one| format!("{}={}", one.key(), one.value()))
-            .collect();
+        let label = |one: &metrics::Label| format!("{}={}", one.key(), one.value());
+        let labels: Vec<_> = key.labels().map(label).collect();
         let key = match labels.is_empty() {
             true => key.name().to_owned(),
             false => format!("{}{{{}}}", key.name(), labels.join(",")),
@@ -44,9 +42,8 @@ impl Recorded {
 
     fn values(&self, key: &str) -> Vec<f64> {
         let all = self.0.lock().unwrap();
-        all.get(key)
-            .unwrap_or_else(|| panic!("{key} in {all:#?}"))
-            .clone()
+        let values = all.get(key).cloned();
+        values.unwrap_or_else(|| panic!("{key} in {all:#?}"))
     }
 
     fn count(&self, key: &str) -> usize {

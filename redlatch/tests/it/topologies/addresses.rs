@@ -21,8 +21,8 @@ fn url_of(cluster: &Cluster, node: usize) -> String {
 
 /// Returns a name in a slot of this node.
 fn name_at(cluster: &Cluster, node: usize) -> String {
-    (0..)
-        .map(|number| unique(&format!("at-{number}")))
+    let mut names = (0..).map(|number| unique(&format!("at-{number}")));
+    names
         .find(|name| cluster.master_of_key(name) == node)
         .unwrap()
 }
@@ -175,10 +175,8 @@ async fn busy_node_does_not_trigger_topology_refresh() {
     let refreshed = refreshes() - refreshed;
     assert!(refused >= 60, "it was busy: {refused}");
     // One every five seconds without a reason; it was up to 20 per second.
-    assert!(
-        refreshed <= 6,
-        "{refreshed} refreshes for {refused} refusals"
-    );
+    // As many as there were refusals would be too many.
+    assert!(refreshed <= 6, "{refreshed} of {refused}");
 }
 
 // Names

@@ -256,10 +256,9 @@ async fn readers_acquire_and_release_while_slot_moves() {
         retry_transient(|| both.read().lock()).await
     });
     let releasing = tokio::spawn(gone.unlock());
-    until("the latecomer has been refused", async || {
-        cluster.nodes()[cluster.master_of_slot(slot)].info("total_error_replies") != "0"
-    })
-    .await;
+    let home = &cluster.nodes()[cluster.master_of_slot(slot)];
+    let refused = async || home.info("total_error_replies") != "0";
+    until("the latecomer has been refused", refused).await;
     cluster.move_keys(slot, to);
     cluster.finish_moving(slot, to);
     let late = done("the latecomer", late).await;
@@ -267,24 +266,13 @@ async fn readers_acquire_and_release_while_slot_moves() {
     for guard in [&early, &late] {
         until_rises("a lease", async || guard.valid_for()).await;
     }
-    let holders = first
-        .read_write_lock("{r}:both")
-        .read()
-        .holders()
-        .await
-        .unwrap();
+    let both = first.read_write_lock("{r}:both");
+    let holders = both.read().holders().await.unwrap();
     assert_eq!(holders.len(), 2);
     assert!(holders.iter().all(|holder| holder.owner != gone_owner));
     free(early).await;
     free(late).await;
-    assert!(
-        !first
-            .read_write_lock("{r}:both")
-            .read()
-            .is_locked()
-            .await
-            .unwrap()
-    );
+    assert!(!both.read().is_locked().await.unwrap());
     let left: Vec<String> = cluster.command(to, &["KEYS", "*{r}*"]);
     assert!(left.is_empty(), "{left:?}");
 }

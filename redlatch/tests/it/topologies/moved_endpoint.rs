@@ -70,15 +70,8 @@ async fn waiter_leaves_the_former_master_with_the_other_connections() {
     // So long that its end wakes no waiter.
     let held = holder.lock("a").lock().lease(100 * LONG).await.unwrap();
     let waiter = tokio::spawn(other.lock("a").lock().into_future());
-    until("subscribed", async || {
-        let channel = "redisson_lock__channel:{a}";
-        named
-            .old
-            .command::<(String, u32)>(&["PUBSUB", "NUMSUB", channel])
-            .1
-            > 0
-    })
-    .await;
+    let channel = "redisson_lock__channel:{a}";
+    until("subscribed", async || subscribers(&named.old, channel) > 0).await;
     let _renewed = other.lock("b").lock().await.unwrap();
     named.until_in_sync().await;
     named.fail_over();

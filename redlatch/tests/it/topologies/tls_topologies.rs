@@ -152,12 +152,8 @@ async fn cluster_with_host_names_works() {
         until_subscribed(&waiter, 0).await;
     }
     // The certificates are not valid for the nodes' addresses.
-    not_secure(
-        trusting(ca),
-        &all.url(),
-        &["not for 127.0.0.1", "localhost"],
-    )
-    .await;
+    let words = ["not for 127.0.0.1", "localhost"];
+    not_secure(trusting(ca), &all.url(), &words).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

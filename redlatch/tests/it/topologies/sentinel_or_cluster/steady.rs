@@ -7,9 +7,7 @@ use crate::common::prelude::*;
 /// server can have expired the lock.
 pub async fn a_master_that_hangs(deployment: &Deployment) {
     let watchdog = Duration::from_secs(2);
-    let settings = Client::builder()
-        .watchdog_lease(watchdog)
-        .response_timeout(watchdog);
+    let settings = response_timeout(watchdog).watchdog_lease(watchdog);
     let client = deployment.client(settings).await;
     let name = unique("{d}:hangs");
     let server = deployment.server(deployment.master("{d}"));
