@@ -12,6 +12,13 @@ async fn set(client: &Client, what: &str, count: u32) -> CountDownLatch {
     latch
 }
 
+/// The same for a test on a store, whose waiters must be woken by messages.
+async fn set_on(store: &TestStore, what: &str, count: u32) -> (Client, CountDownLatch) {
+    let client = store.client_without_retries().await;
+    let latch = set(&client, what, count).await;
+    (client, latch)
+}
+
 fn waiting(latch: &CountDownLatch) -> tokio::task::JoinHandle<redlatch::Result<()>> {
     let latch = latch.clone();
     tokio::spawn(async move { latch.wait().await })
@@ -71,8 +78,7 @@ async fn a_latch_is_set_once(store: TestStore) {
 }
 
 async fn counting_down(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let latch = set(&client, "counting", 2).await;
+    let (client, latch) = set_on(&store, "counting", 2).await;
     assert_eq!(latch.count_down().await.unwrap(), 1);
     assert_eq!(latch.count().await.unwrap(), 1);
     for _ in 0..3 {
@@ -98,8 +104,7 @@ async fn counting_down_an_open_latch_leaves_nothing_behind(store: TestStore) {
 }
 
 async fn counting_by_many(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let latch = set(&client, "by-many", 10).await;
+    let (client, latch) = set_on(&store, "by-many", 10).await;
     let waiter = waiting(&latch);
     until_subscribed(&client, 1).await;
     assert_eq!(latch.count_down_by(0).await.unwrap(), 10);
@@ -127,8 +132,7 @@ async fn waiting_until_zero(store: TestStore) {
 }
 
 async fn waiting_with_a_limit(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let latch = set(&client, "limit", 1).await;
+    let (client, latch) = set_on(&store, "limit", 1).await;
     assert!(!latch.try_wait().await.unwrap());
     assert!(!opens_soon(&latch).await);
     let limited = latch.clone();
@@ -161,8 +165,7 @@ async fn a_latch_can_be_used_again(store: TestStore) {
 }
 
 async fn setting_a_latch_again_blocks_later_waiters(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let latch = set(&client, "later", 1).await;
+    let (client, latch) = set_on(&store, "later", 1).await;
     let first = waiting(&latch);
     until_subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
@@ -259,8 +262,7 @@ async fn dropped_everywhere(store: TestStore) {
 }
 
 async fn dropped_count_down_completes(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let latch = set(&client, "dropped-count", 1000).await;
+    let (client, latch) = set_on(&store, "dropped-count", 1000).await;
     let mut expected = 1000;
     for polls in 1.. {
         let counted = poll_up_to(polls, latch.count_down()).await;

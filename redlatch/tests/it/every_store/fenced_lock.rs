@@ -122,8 +122,7 @@ async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
 /// The token is stored under Redisson's key, and never expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn token_is_stored_in_redissons_key() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let key = "redisson_lock_token:{orders:42}";
     let _: () = server.command(&["SET", key, "41"]);
     let lock = client.fenced_lock("orders:42");
@@ -143,8 +142,7 @@ async fn token_is_stored_in_redissons_key() {
 /// Foreign data in the token's key causes an error, and stays unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_token_is_an_error() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
     for foreign in [
@@ -186,8 +184,7 @@ async fn server_error_is_not_reported_as_bad_token() {
 /// Tokens are exact over their whole range, and an invalid token is reported as such.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_beyond_float_precision_are_exact() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
     let () = server.command(&["SET", key, "9007199254740992"]);

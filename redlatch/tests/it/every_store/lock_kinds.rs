@@ -116,8 +116,7 @@ async fn assert_nothing_left<K: OwnedKind>(client: &Client, lock: &Lock<K>) {
 
 /// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
 async fn holds_are_counted<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("count"));
+    let (_client, lock) = store.object(make, "count").await;
     let me = Owner::new();
     let counted = async |expected: u32| {
         assert_eq!(lock.hold_count(me).await.unwrap(), expected);
@@ -160,8 +159,7 @@ async fn lock_is_held_only_by_its_owner<K: OwnedKind>(store: TestStore, make: Ma
 
 /// Redisson: testReentrancy, testTryLockAsyncSucceed, testTryLockAsyncFailed.
 async fn owner_can_reenter_with_try_lock<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("try-again"));
+    let (_client, lock) = store.object(make, "try-again").await;
     let me = Owner::new();
     let outer = lock.try_lock().owner(me).await.unwrap().unwrap();
     let inner = lock.try_lock().owner(me).await.unwrap().unwrap();
@@ -268,8 +266,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
     store: TestStore,
     make: Make<K>,
 ) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("tries"));
+    let (client, lock) = store.object(make, "tries").await;
     let acquired = Arc::new(AtomicU32::new(0));
     let tasks = spawn_each(0..16, |_| {
         let (client, lock, acquired) = (client.clone(), lock.clone(), acquired.clone());
@@ -292,8 +289,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
 /// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where the future can be
 /// dropped.
 async fn dropped_try_lock_leaves_nothing_behind<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("dropped"));
+    let (client, lock) = store.object(make, "dropped").await;
     drop_result_after_each_poll(
         async |polls| poll_up_to(polls, lock.try_lock()).await,
         async || assert_nothing_left(&client, &lock).await,
@@ -339,8 +335,7 @@ async fn renewed<K: OwnedKind>(lock: &Lock<K>) {
 /// Redisson's fair lock promises this across all clients; here every kind promises it within a
 /// client.
 async fn waiters_of_one_client_are_served_in_order<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("order"));
+    let (_client, lock) = store.object(make, "order").await;
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let guard = held(&lock).await;
     let mut waiters = Vec::new();

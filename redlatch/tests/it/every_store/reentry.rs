@@ -194,8 +194,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
 /// Releasing one of several holds must not delete a lock that has lost its expiry.
 #[tokio::test]
 async fn inner_release_keeps_a_lock_without_expiry() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.lock("a");
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(LONG).await.unwrap();

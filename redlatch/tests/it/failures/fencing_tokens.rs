@@ -249,8 +249,7 @@ mod after_lost_data {
 
     #[tokio::test]
     async fn token_is_advanced_on_a_server() {
-        let server = Server::start();
-        let client = Client::connect(&server.url()).await.unwrap();
+        let (server, client) = server_and_client().await;
         let lose = async || {
             let _: String = server.command(&["FLUSHALL"]);
         };

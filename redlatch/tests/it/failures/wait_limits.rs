@@ -217,8 +217,7 @@ async fn waiters_of_one_name_fail_together() {
 /// another owner has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let second = tokio::spawn(lock.lock().into_future());

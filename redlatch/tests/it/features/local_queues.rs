@@ -185,8 +185,7 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
 /// not expect changes that only for a moment.
 async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, channel: &str) {
     const TURNS: usize = 200;
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     for has_message in [false, true] {
         let held = handle(&client).lock().owner(Owner::new()).await.unwrap();
         let halfway = Arc::new(Barrier::new(5));

@@ -276,8 +276,7 @@ async fn metrics_have_kind_and_chosen_names() {
 #[tokio::test]
 async fn connections_and_batches_are_measured() {
     let (recorded, _guard) = Recorded::start();
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let guard = held(&client.lock("a")).await;
     let waiting = tokio::spawn(client.lock("a").lock().owner(Owner::new()).into_future());
     let subscriptions = || recorded.value("redlatch.client.subscriptions");

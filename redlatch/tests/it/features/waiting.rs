@@ -202,8 +202,7 @@ async fn silently_deleted_lock_is_acquired_after_its_lease() {
 /// must not send the step before the subscription (F6).
 #[tokio::test(flavor = "current_thread")]
 async fn subscription_is_sent_first_for_any_task_budget() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let other = Client::connect(&server.url()).await.unwrap();
     let seen = monitor(&server);
     until("the monitor is active", async || {

@@ -55,6 +55,12 @@ async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSem
     semaphore
 }
 
+async fn permits_on(store: &TestStore, name: &str, permits: u32) -> (Client, ExpirableSemaphore) {
+    let client = store.client().await;
+    let semaphore = with_permits(&client, name, permits).await;
+    (client, semaphore)
+}
+
 /// Returns the numbers of available, acquired and total permits.
 async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
     (
@@ -101,8 +107,7 @@ fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
 }
 
 async fn permits_are_acquired_and_released(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "take", 2).await;
+    let (_client, semaphore) = permits_on(&store, "take", 2).await;
     let one = semaphore.acquire().await.unwrap();
     assert!(one.is_valid());
     assert!(one.valid_for() <= Duration::from_secs(30));
@@ -133,8 +138,7 @@ async fn permits_are_acquired_and_released(store: TestStore) {
 }
 
 async fn many_permits_are_acquired_all_or_none(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "many", 10).await;
+    let (_client, semaphore) = permits_on(&store, "many", 10).await;
     let six = semaphore.acquire_many(6).await.unwrap();
     assert_eq!(six.ids().len(), 6);
     assert_eq!(counts(&semaphore).await, (4, 6, 10));
@@ -192,16 +196,14 @@ async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
 }
 
 async fn permits_are_set_once(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "once", 10).await;
+    let (_client, semaphore) = permits_on(&store, "once", 10).await;
     assert!(!semaphore.try_set_permits(15).await.unwrap());
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
 /// F22: all permits are acquired, so the stored number is zero. The semaphore still counts as set.
 async fn exhausted_semaphore_is_not_set_again(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "exhausted", 2).await;
+    let (_client, semaphore) = permits_on(&store, "exhausted", 2).await;
     let both = semaphore.acquire_many(2).await.unwrap();
     assert!(!semaphore.try_set_permits(2).await.unwrap());
     assert_eq!(counts(&semaphore).await, (0, 2, 2));
@@ -230,8 +232,7 @@ async fn permits_can_be_set_while_some_are_acquired(store: TestStore) {
 }
 
 async fn permits_can_be_added_and_removed(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "add", 10).await;
+    let (_client, semaphore) = permits_on(&store, "add", 10).await;
     for (more, available) in [(5, 15), (0, 15), (-10, 5), (-10, -5), (6, 1)] {
         semaphore.add_permits(more).await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), available);
@@ -298,8 +299,7 @@ async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
 }
 
 async fn ids_are_released_all_or_none(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "all", 10).await;
+    let (_client, semaphore) = permits_on(&store, "all", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     semaphore.release_many(&ids[..4]).await.unwrap();
     assert_eq!(counts(&semaphore).await, (8, 2, 10));
@@ -317,8 +317,7 @@ async fn ids_are_released_all_or_none(store: TestStore) {
 }
 
 async fn only_acquired_ids_are_released(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "some", 10).await;
+    let (_client, semaphore) = permits_on(&store, "some", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     assert_eq!(semaphore.try_release_many(&ids[..4]).await.unwrap(), 4);
     assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 2);
@@ -329,8 +328,7 @@ async fn only_acquired_ids_are_released(store: TestStore) {
 
 /// F22.
 async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "expired", 10).await;
+    let (_client, semaphore) = permits_on(&store, "expired", 10).await;
     let ids = ids_of(semaphore.acquire_many(3)).await;
     for id in &ids {
         assert!(semaphore.update_lease(*id, BRIEF).await.unwrap());
@@ -368,8 +366,7 @@ async fn a_lease_is_updated(store: TestStore) {
 }
 
 async fn lease_can_be_inspected(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "lease", 2).await;
+    let (_client, semaphore) = permits_on(&store, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
     let left = lease_of(&semaphore, renewed.ids()[0]).await;
     assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
@@ -454,8 +451,7 @@ async fn permits_can_leave_their_guard(store: TestStore) {
 }
 
 async fn dropped_guards_release_and_wake(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "drop", 2).await;
+    let (client, semaphore) = permits_on(&store, "drop", 2).await;
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
     let waiter = waiter_of(&client, semaphore.acquire_many(2)).await;
     drop(both);
@@ -537,8 +533,7 @@ async fn acquired_permits_never_exceed_total(store: TestStore) {
 
 /// F22: a model counts permits in parallel with the store.
 async fn counts_are_exact_after_every_step(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "model", 5).await;
+    let (_client, semaphore) = permits_on(&store, "model", 5).await;
     let (mut total, mut out) = (5i64, BTreeMap::<PermitId, ()>::new());
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let mut next = |below: u64| random.below(below);
@@ -632,8 +627,7 @@ async fn a_deleted_semaphore_is_gone(store: TestStore) {
 }
 
 async fn invalid_requests_are_rejected(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "bad", 2000).await;
+    let (client, semaphore) = permits_on(&store, "bad", 2000).await;
     for n in [0, 1001, u32::MAX] {
         for error in [
             semaphore.acquire_many(n).await.err(),
@@ -733,8 +727,7 @@ async fn no_state_remains_after_release(store: TestStore) {
 }
 
 async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "cancel", 4).await;
+    let (client, semaphore) = permits_on(&store, "cancel", 4).await;
     drop_result_after_each_poll(
         async |polls| poll_up_to(polls, semaphore.acquire_many(3)).await,
         async || {
@@ -764,8 +757,7 @@ async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
 }
 
 async fn canceled_releases_complete(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "cancel-release", 4).await;
+    let (client, semaphore) = permits_on(&store, "cancel-release", 4).await;
     drop_after_each_poll(async |polls| {
         let permits = semaphore.acquire_many(3).await.unwrap();
         let released = poll_up_to(polls, permits.release()).await;

@@ -120,8 +120,7 @@ async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_waiters_on_a_server_cost_one_grace_period() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     dead_among_the_living(&server, &client, "a").await;
 }
 
@@ -138,8 +137,7 @@ async fn dead_waiters_in_a_cluster_cost_one_grace_period() {
 /// A killed holder leaves a lease and dead waiters behind; no client notifies the live waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_killed_clients_on_a_server_are_skipped() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.fair_lock("a").grace_period(SECOND);
     let _: i64 = server.command(&["HSET", "a", "dead:1", "1"]);
     let _: i64 = server.command(&["PEXPIRE", "a", "1000"]);

@@ -65,8 +65,7 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         }
         let per_turn = (server.calls("eval") - quiet) as f64 / WAITERS as f64;
         assert!(per_turn < each_turn, "{per_turn} scripts per turn");
-        assert_nothing_left(&[&holder, &crowd], &lock).await;
-        assert_eq!(keys_left(&server, "a"), 0);
+        assert_no_keys_left(&[&holder, &crowd], &lock, &server).await;
     }
 }
 
@@ -88,8 +87,7 @@ async fn grant_whose_message_is_lost_is_found_after_reconnection() {
     let guard = await_turn(waiting).await;
     assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
     free(guard).await;
-    assert_nothing_left(&[&near, &far], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&near, &far], &lock, &server).await;
 }
 
 /// It has an announcement, but no connection: it is woken when it is connected again.
@@ -138,8 +136,7 @@ async fn waiter_that_hangs_keeps_granted_lock_for_one_lease() {
     assert!(guard.is_valid() && !hangs.is_finished());
     free(guard).await;
     free(await_turn(hangs).await).await;
-    assert_nothing_left(&[&near, &far], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&near, &far], &lock, &server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,8 +155,7 @@ async fn waiter_that_is_dropped_passes_granted_lock_on() {
     let guard = await_turn(next).await;
     assert_eq!(holder(&lock).await, Some(next_owner));
     free(guard).await;
-    assert_nothing_left(&[&one, &two], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&one, &two], &lock, &server).await;
 }
 
 /// A message with the number of another request, as of an earlier one, is no grant: the waiter sends a request.
@@ -237,8 +233,7 @@ async fn only_requests_without_fixed_lease_accept_grants() {
     for turn in [fixed, refuses, accepts] {
         free(await_turn(turn).await).await;
     }
-    assert_nothing_left(&[&one, &off], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&one, &off], &lock, &server).await;
 }
 
 /// Redisson's scripts drop waiters from the queue, and do not know the announcements.

@@ -39,6 +39,12 @@ async fn short_linger_clients<const N: usize>(store: &TestStore) -> [Client; N] 
     store.clients_with(short_linger()).await
 }
 
+async fn fair_lock(store: &TestStore, what: &str) -> (Client, FairLock) {
+    let [client] = short_linger_clients(store).await;
+    let lock = client.fair_lock(&unique(what));
+    (client, lock)
+}
+
 /// Asserts that nothing is left in the store or in the clients.
 async fn assert_nothing_left(clients: &[&Client], lock: &FairLock) {
     for client in clients {
@@ -53,6 +59,12 @@ async fn assert_nothing_left(clients: &[&Client], lock: &FairLock) {
     }
     assert!(!lock.is_locked().await.unwrap());
     assert!(lock.queue().await.unwrap().is_empty());
+}
+
+/// The same for a lock on a server of its own, of clients without a prefix.
+async fn assert_no_keys_left(clients: &[&Client], lock: &FairLock, server: &Server) {
+    assert_nothing_left(clients, lock).await;
+    assert_eq!(keys_left(server, lock.name()), 0);
 }
 
 fn keys(name: &str) -> [String; 4] {
@@ -93,8 +105,7 @@ on_every_store! {
 }
 
 async fn free_lock_is_acquired_and_released(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("fair"));
+    let (client, lock) = fair_lock(&store, "fair").await;
     assert!(!lock.is_locked().await.unwrap());
     for _ in 0..2 {
         let guard = held(&lock).await;
@@ -240,8 +251,7 @@ async fn waiter_that_gives_up_passes_its_turn(store: TestStore) {
 }
 
 async fn dropped_waiter_leaves_the_queue(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("dropped"));
+    let (client, lock) = fair_lock(&store, "dropped").await;
     let guard = held(&lock).await;
     let first = spawn_waiter(&lock, 0).await;
     let middle = spawn_waiter(&lock, 1).await;
@@ -259,8 +269,7 @@ async fn dropped_waiter_leaves_the_queue(store: TestStore) {
 }
 
 async fn holder_reenters_without_queueing(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("again"));
+    let (client, lock) = fair_lock(&store, "again").await;
     let me = Owner::new();
     let outer = lock.lock().owner(me).await.unwrap();
     let waiting = spawn_waiter(&lock, 0).await;
@@ -410,8 +419,7 @@ async fn leases_end_in_order(store: &TestStore) -> bool {
 /// The same owner waits in two tasks. When one gives up, the owner leaves the queue; the other task
 /// queues again.
 async fn owner_waits_twice_and_gives_up_once(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("twice"));
+    let (client, lock) = fair_lock(&store, "twice").await;
     let guard = held(&lock).await;
     let me = Owner::new();
     let stays = tokio::spawn(lock.lock().owner(me).into_future());
@@ -454,8 +462,7 @@ async fn waiter_dropped_at_any_await_point_leaves_the_queue(store: TestStore) {
 }
 
 async fn invalid_settings_are_rejected(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("settings"));
+    let (client, lock) = fair_lock(&store, "settings").await;
     for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
         let lock = lock.clone().wait_time(bad);
         for refused in [
@@ -620,8 +627,7 @@ async fn holders_are_exclusive(store: TestStore) {
 }
 
 async fn lost_guard_does_not_release_the_next_hold(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("late"));
+    let (client, lock) = fair_lock(&store, "late").await;
     let late = retry_if_late(|| lock.lock().lease(Duration::from_millis(100))).await;
     let next = await_turn(tokio::spawn(lock.lock().into_future())).await;
     within_limit("the loss is reported", late.lost()).await;

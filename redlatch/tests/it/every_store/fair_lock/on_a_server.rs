@@ -28,8 +28,7 @@ async fn leftovers_of_killed_processes_do_not_block() {
     assert!(begun.elapsed() < 20 * SECOND, "long after their time");
     assert!(lock.queue().await.unwrap().is_empty());
     free(guard).await;
-    assert_nothing_left(&[&alive], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&alive], &lock, &server).await;
 }
 
 /// F10: a waiter dies, so the release goes to the next live waiter. The queue waits for a dead
@@ -64,8 +63,7 @@ async fn dead_waiter_is_skipped_after_its_wait_time() {
     let waited = begun.elapsed();
     assert!(waited >= Duration::from_millis(900), "{waited:?}");
     free(guard).await;
-    assert_nothing_left(&[&alive, &holder], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&alive, &holder], &lock, &server).await;
 }
 
 /// F11: the server does not answer while a waiter gives up; the waiter leaves the queue afterwards.
@@ -115,8 +113,7 @@ async fn giving_up_reaches_it(way: &str) {
     within_limit("settled", away.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty(), "{way}");
     free(guard).await;
-    assert_nothing_left(&[&holder, &away], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&holder, &away], &lock, &server).await;
 }
 
 /// Redisson's way to provoke it: the server accepts no writes for a while.
@@ -181,8 +178,7 @@ async fn repeated_steps_count_once() {
     joined("unlocked", unlocking).await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
-    assert_nothing_left(&[&holder, &shaky], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&holder, &shaky], &lock, &server).await;
 }
 
 /// Returns the waiters with their timeouts, in milliseconds.
@@ -240,8 +236,7 @@ async fn queue_timeouts_do_not_drift() {
     for one in waiting {
         free(await_turn(one).await).await;
     }
-    assert_nothing_left(&[&client], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&client], &lock, &server).await;
 }
 
 /// The server loses all data (FLUSHALL, a restart): waiters queue again and acquire the lock.

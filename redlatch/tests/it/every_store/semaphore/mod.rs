@@ -15,6 +15,13 @@ async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     semaphore
 }
 
+/// The same for a test on a store, whose waiters must be woken by messages.
+async fn set_on(store: &TestStore, what: &str, permits: u32) -> (Client, Semaphore) {
+    let client = store.client_without_retries().await;
+    let semaphore = set(&client, what, permits).await;
+    (client, semaphore)
+}
+
 /// Acquires permits and releases them.
 async fn pass(semaphore: &Semaphore, permits: u32) {
     let permits = semaphore.acquire_many(permits).await.unwrap();
@@ -82,8 +89,7 @@ async fn permits_are_set_once(store: TestStore) {
 }
 
 async fn permits_are_counted(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "counted", 10).await;
+    let (client, semaphore) = set_on(&store, "counted", 10).await;
     let one = semaphore.acquire().await.unwrap();
     assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
     assert_eq!(semaphore.available().await.unwrap(), 9);
@@ -125,8 +131,7 @@ async fn permits_released_without_being_set_can_be_acquired(store: TestStore) {
 }
 
 async fn permits_can_be_reduced_below_zero(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "reduced", 10).await;
+    let (_client, semaphore) = set_on(&store, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
     semaphore.add_permits(-5).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), -5);
@@ -138,8 +143,7 @@ async fn permits_can_be_reduced_below_zero(store: TestStore) {
 }
 
 async fn reduced_semaphore_fills_up_first(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "fills-up", 1).await;
+    let (_client, semaphore) = set_on(&store, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
     semaphore.add_permits(-1).await.unwrap();
     held.release().await.unwrap();
@@ -192,8 +196,7 @@ async fn time_to_live_ends_and_survives_changes(store: TestStore) {
 }
 
 async fn guards_release_exactly_once_in_every_way(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "guards", 7).await;
+    let (client, semaphore) = set_on(&store, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
@@ -207,8 +210,7 @@ async fn guards_release_exactly_once_in_every_way(store: TestStore) {
 }
 
 async fn released_guard_does_not_recreate_a_semaphore(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "gone", 5).await;
+    let (client, semaphore) = set_on(&store, "gone", 5).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
     assert!(semaphore.delete().await.unwrap());
@@ -332,8 +334,7 @@ async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
 }
 
 async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "big", 2).await;
+    let (client, semaphore) = set_on(&store, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
     let big = waiter_of(&client, semaphore.acquire_many(2)).await;
@@ -354,8 +355,7 @@ async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
 /// Failure catalogue F23, in one process.
 async fn first_come_first_served(store: TestStore) {
     const WAITERS: usize = 50;
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "order", 1).await;
+    let (client, semaphore) = set_on(&store, "order", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut waiting = Vec::new();
@@ -515,8 +515,7 @@ async fn invalid_names_are_rejected(store: TestStore) {
 }
 
 async fn dropped_everywhere(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "dropped", 3).await;
+    let (client, semaphore) = set_on(&store, "dropped", 3).await;
     crate::common::drop_after_each_poll(async |polls| {
         let permits = poll_up_to(polls, semaphore.acquire_many(2)).await;
         let through = permits.is_some();
@@ -550,8 +549,7 @@ async fn dropped_while_permits_come(store: TestStore) {
 }
 
 async fn dropped_release_completes(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "dropped-release", 2).await;
+    let (client, semaphore) = set_on(&store, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();
         let mut release = Box::pin(permits.release());

@@ -318,8 +318,7 @@ async fn refused_channel_loses_no_permits() {
 /// Only the first of many waiters sends requests; waiting costs one subscription.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_cost_one_subscription() {
-    let server = Server::start();
-    let holder = Client::connect(&server.url()).await.unwrap();
+    let (server, holder) = server_and_client().await;
     let crowd = Client::connect(&server.url()).await.unwrap();
     let semaphore = set(&holder, "crowd", 1).await;
     let held = semaphore.acquire().await.unwrap();
