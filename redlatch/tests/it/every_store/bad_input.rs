@@ -116,8 +116,7 @@ async fn unusable_urls_are_rejected() {
         "{source:?}"
     );
     let socket = Client::connect("redis+unix:///nowhere/redis.sock");
-    let error = socket.await.unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
+    assert_matches!(socket.await, Err(Error::Unavailable { .. }));
 }
 
 #[tokio::test]

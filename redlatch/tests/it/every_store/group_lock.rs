@@ -101,8 +101,7 @@ async fn group_is_not_shown_as_another_object(store: TestStore) {
     let name = unique("group");
     let lock = client.group_lock(&name, "a");
     let guard = held(&lock).await;
-    let shown = client.inspect(&name).await;
-    assert_matches!(shown, Err(Error::WrongKind { .. }));
+    assert_matches!(client.inspect(&name).await, Err(Error::WrongKind { .. }));
     let mut listing = client.list(&name);
     assert_eq!(listing.next().await.unwrap(), None);
     assert!(client.lock(&name).force_unlock().await.is_err());
@@ -232,13 +231,11 @@ async fn lock_of_another_kind_is_refused() {
     let group = client.multi_lock("name", ["a", "b"]);
     let guard = held(&client.lock("name")).await;
     let before = fields(&server, "name");
-    let refused = group.try_lock().await;
-    assert_matches!(refused, Err(Error::WrongKind { .. }));
+    assert_matches!(group.try_lock().await, Err(Error::WrongKind { .. }));
     assert_eq!(fields(&server, "name"), before);
     free(guard).await;
     let reader = held(&client.read_write_lock("name").read()).await;
-    let refused = group.try_lock().await;
-    assert_matches!(refused, Err(Error::WrongKind { .. }));
+    assert_matches!(group.try_lock().await, Err(Error::WrongKind { .. }));
     free(reader).await;
     let guard = held(&group).await;
     assert!(client.lock("name").try_lock().await.unwrap().is_none());

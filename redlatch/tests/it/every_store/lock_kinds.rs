@@ -420,6 +420,7 @@ async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, ma
         assert!(handle.is_held_by(me).await.unwrap());
         assert_eq!(handle.hold_count(me).await.unwrap(), 1);
     }
+    assert_matches!(guard.reenter().await, Err(Error::AlreadyHeld { .. }));
     assert!(guard.is_valid());
     free(guard).await;
     assert!(!again.is_locked().await.unwrap());

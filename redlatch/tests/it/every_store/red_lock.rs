@@ -540,8 +540,7 @@ async fn late_quorum_does_not_acquire() {
     until("the lease is over", async || asked.elapsed() > lease).await;
     all[0].thaw();
     all[1].thaw();
-    let answer = done("answered", trying).await;
-    assert_matches!(answer, Ok(None));
+    assert_matches!(done("answered", trying).await, Ok(None));
     assert_nothing_left(&clients, "a").await;
 }
 

@@ -18,8 +18,7 @@ async fn reentering_does_not_revive_a_lost_hold(store: TestStore) {
     assert!(other.lock(&name).force_unlock().await.unwrap());
     // Another owner held it in between; now it is free again.
     other.lock(&name).run(async {}).await.unwrap();
-    let again = outer.reenter().await;
-    assert_lost(again, Loss::NotHeld);
+    assert_lost(outer.reenter().await, Loss::NotHeld);
     assert!(!outer.is_valid());
     assert!(!client.lock(&name).is_locked().await.unwrap());
 }

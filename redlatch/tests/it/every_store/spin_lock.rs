@@ -144,8 +144,7 @@ async fn owner_cannot_mix_spin_lock_and_plain_lock(store: TestStore) {
     let (plain, spin) = (client.lock(&name), client.spin_lock(&name));
 
     let guard = spin.lock().owner(me).await.unwrap();
-    let mixed = plain.lock().owner(me).await;
-    assert_matches!(mixed, Err(Error::WrongKind { .. }));
+    assert_matches!(plain.lock().owner(me).await, Err(Error::WrongKind { .. }));
     assert_eq!(guard.hold_count(), 1);
     free(guard).await;
 

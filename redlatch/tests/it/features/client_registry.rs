@@ -173,8 +173,7 @@ async fn client_without_permission_registers_nothing() {
     // Another client has registered itself.
     let key = "redlatch_client:{other}";
     let _: i64 = secured.server.plain().command(&["HSET", key, "host", "h"]);
-    let graph = client.wait_graph().await;
-    assert_matches!(graph, Err(Error::NotPermitted { .. }));
+    assert_matches!(client.wait_graph().await, Err(Error::NotPermitted { .. }));
 }
 
 /// With the narrower rule that docs/security.md names.

@@ -121,8 +121,7 @@ async fn epoch_is_advanced_after_lost_data(store: TestStore) {
     assert_matches!(too_great, Err(Error::InvalidSetting { .. }));
     assert_eq!(election.advance_epoch(MAX_TOKEN).await.unwrap(), MAX_TOKEN);
     assert_eq!(epoch().await, MAX_TOKEN + 1);
-    let exhausted = election.campaign("").await;
-    assert_matches!(exhausted, Err(Error::WrongKind { .. }));
+    assert_matches!(election.campaign("").await, Err(Error::WrongKind { .. }));
     assert!(tokens.delete_token().await.unwrap());
     assert_eq!(epoch().await, 1);
 }
@@ -181,8 +180,7 @@ async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
     assert!(one.fair_lock(&name).force_unlock().await.unwrap());
     let leader = two.election(&name).campaign("two").await.unwrap();
     assert!(leader.epoch() > former.epoch());
-    let refused = former.proclaim("late").await;
-    assert_matches!(refused, Err(Error::Lost { .. }));
+    assert_matches!(former.proclaim("late").await, Err(Error::Lost { .. }));
     within_limit("the loss", former.lost()).await;
     let seen = two.election(&name).leader().await.unwrap().unwrap();
     assert_eq!(seen.value, "two");

@@ -21,8 +21,7 @@ async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(st
     let reader = waiter_of(&client, sides.read().lock()).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.read()]).and(&other);
-    let reading = within_limit("both", both.lock().owner(me)).await;
-    free(reading.unwrap()).await;
+    free(done("both", both.lock().owner(me)).await).await;
     free(writing).await;
     free(joined("the reader", reader).await).await;
 }
@@ -49,8 +48,7 @@ async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
     let guard = one.lock().owner(me).await.unwrap();
     let waiter = waiter_of(&client, one.lock()).await;
     let both = MultiLock::new([&one, &two]);
-    let again = within_limit("both", both.lock().owner(me)).await;
-    free(again.unwrap()).await;
+    free(done("both", both.lock().owner(me)).await).await;
     free(guard).await;
     free(joined("the waiter", waiter).await).await;
 }

@@ -231,8 +231,7 @@ fn runtime_without_timers_causes_error() {
             drop(held);
         });
         whole.block_on(async {
-            let guard = within_limit("released", lock.lock()).await;
-            free(guard.unwrap()).await;
+            free(done("released", lock.lock()).await).await;
         });
     }
 }

@@ -221,8 +221,7 @@ async fn operator_can_inspect_but_not_change() {
     assert_eq!(seen, 6);
     let mut watch = operator.watch(&format!("{PREFIX}*"));
     for _ in 0..seen {
-        let event = done("an event", watch.next()).await;
-        assert_matches!(event, Event::Changed { .. });
+        assert_matches!(done("an event", watch.next()).await, Event::Changed { .. });
     }
     let key = format!("{PREFIX}{name}");
     assert!(operator.inspect(&key).await.unwrap().is_some());

@@ -54,8 +54,7 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     let refusals = named.refusals();
     assert!((2..100).contains(&refusals), "{refusals}");
     named.name.redirect(&named.new);
-    let guard = within_limit("acquired", client.lock("a").lock()).await;
-    free(guard.unwrap()).await;
+    free(done("acquired", client.lock("a").lock()).await).await;
 }
 
 /// Feared most: a release at the new master wakes no waiter, because the waiter listens at the former master. Its client learns of the

@@ -275,8 +275,7 @@ async fn unusable_settings_are_reported() {
         assert!(!format!("{said}{settings:?}").contains("c2Vjcm"), "{said}");
     }
     for url in ["rediss://h/#insecure", "rediss+unix:///socket"] {
-        let error = refused(builder(), url).await;
-        assert_matches!(error, Error::InvalidUrl { .. });
+        assert_matches!(refused(builder(), url).await, Error::InvalidUrl { .. });
     }
 }
 

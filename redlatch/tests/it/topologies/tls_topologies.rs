@@ -45,8 +45,7 @@ async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
 }
 
 async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
-    let error = refused(settings, url, says).await;
-    assert_matches!(error, Error::TlsFailed { .. });
+    assert_matches!(refused(settings, url, says).await, Error::TlsFailed { .. });
 }
 
 /// Using the wrong protocol on a port, plain or TLS, is always reported, whether the server answers

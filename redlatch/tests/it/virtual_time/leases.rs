@@ -203,6 +203,5 @@ async fn work_is_not_polled_again_after_the_lease_has_ended() {
         advance(2 * SECOND).await;
         unreachable!("polled after the lease had ended")
     };
-    let lost = guard.run(work).await;
-    assert_lost(lost, Loss::LeaseEnded);
+    assert_lost(guard.run(work).await, Loss::LeaseEnded);
 }

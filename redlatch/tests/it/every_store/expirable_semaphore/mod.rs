@@ -397,8 +397,7 @@ async fn guard_learns_that_a_permit_was_released(store: TestStore) {
 
     let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
     theirs.release(fixed.ids()[0]).await.unwrap();
-    let released = fixed.release().await;
-    assert_lost(released, Loss::NotHeld);
+    assert_lost(fixed.release().await, Loss::NotHeld);
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 

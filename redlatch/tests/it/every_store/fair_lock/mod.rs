@@ -91,7 +91,6 @@ on_every_store! {
     dropped_waiter_leaves_the_queue,
     holder_reenters_without_queueing,
     reentering_a_lost_lock_does_not_queue,
-    non_reentrant_fair_lock_refuses_its_owner,
     force_unlock_wakes_the_next_waiter,
     queue_position_can_be_read,
     expired_leases_pass_the_lock_in_order,
@@ -300,25 +299,6 @@ async fn reentering_a_lost_lock_does_not_queue(store: TestStore) {
     assert_lost(guard.unlock().await, Loss::NotHeld);
     free(next).await;
     assert_nothing_left(&[&client, &other], &lock).await;
-}
-
-async fn non_reentrant_fair_lock_refuses_its_owner(store: TestStore) {
-    let [client] = short_linger_clients(&store).await;
-    let lock = client.fair_lock(&unique("once")).non_reentrant();
-    let me = Owner::new();
-    let guard = lock.lock().owner(me).await.unwrap();
-    for refused in [
-        within_limit("refused", lock.lock().owner(me)).await.err(),
-        lock.try_lock().owner(me).wait(LONG).await.err(),
-        guard.reenter().await.err(),
-    ] {
-        let refused = refused.unwrap();
-        assert_matches!(refused, Error::AlreadyHeld { .. });
-    }
-    let waiting = spawn_waiter(&lock, 0).await;
-    free(guard).await;
-    free(await_turn(waiting).await).await;
-    assert_nothing_left(&[&client], &lock).await;
 }
 
 async fn force_unlock_wakes_the_next_waiter(store: TestStore) {

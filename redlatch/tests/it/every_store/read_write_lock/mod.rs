@@ -381,8 +381,7 @@ async fn downgrading_keeps_a_fixed_lease_fixed(store: TestStore) {
     })
     .await;
     within_limit("it is not renewed", reader.lost()).await;
-    let next = within_limit("free", lock.write().lock()).await;
-    free(next.unwrap()).await;
+    free(done("free", lock.write().lock()).await).await;
 }
 
 async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
@@ -427,8 +426,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     within_limit("ended", writer.lost()).await;
     assert_reported(within_limit("answered", writer.reenter_read()).await);
     // An owner that already reads continues as any reader does.
-    let again = within_limit("entered", reader.reenter()).await;
-    free(again.unwrap()).await;
+    free(done("entered", reader.reenter()).await).await;
     free(reader).await;
     assert_reported(within_limit("answered", late).await);
     drop(writer);
