@@ -369,7 +369,7 @@ impl SharedState {
                     refuse_writes(&self.server, false);
                 }
                 6 => {
-                    cut_off(&proxy);
+                    cut_off(proxy);
                     tokio::time::sleep(lasts).await;
                     proxy.refuse(false);
                 }
@@ -378,7 +378,7 @@ impl SharedState {
                     // assigned to the wrong requests.
                     proxy.discard_replies(true);
                     tokio::time::sleep(lasts).await;
-                    cut_off(&proxy);
+                    cut_off(proxy);
                     proxy.discard_replies(false);
                     proxy.refuse(false);
                 }
