@@ -160,8 +160,7 @@ async fn waiting_ends_at_its_limit(store: TestStore) {
     assert!(begun.elapsed() >= wait);
     assert_nothing_left(&client, &[&a]).await;
     free(held).await;
-    let guard = multi.try_lock().wait(LONG).await.unwrap();
-    assert!(guard.is_some());
+    assert!(multi.try_lock().wait(LONG).await.unwrap().is_some());
 }
 
 async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {

@@ -339,8 +339,7 @@ fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {
         tokio::task::spawn_blocking(work).await.unwrap()
     });
     drop(runtime);
-    let ended = outside.lock("a").is_locked();
-    assert!(matches!(ended, Err(Error::NoRuntime)));
+    assert_matches!(outside.lock("a").is_locked(), Err(Error::NoRuntime));
     let none = redlatch::Client::embedded().blocking();
     assert!(matches!(none, Err(Error::NoRuntime)));
 }

@@ -147,8 +147,7 @@ async fn requests_are_measured_by_outcome() {
     let timeout = "redlatch.lock.wait.duration{kind=lock,outcome=timeout}";
     assert_eq!(recorded.values(timeout), [2.0]);
     free(theirs).await;
-    let invalid = client.lock("").lock().await;
-    assert!(matches!(invalid, Err(Error::InvalidName { .. })));
+    assert_matches!(client.lock("").lock().await, Err(Error::InvalidName { .. }));
     assert_eq!(recorded.requests(), [1, 1, 1, 1]);
     assert_eq!(recorded.value("redlatch.lock.waiting{kind=lock}"), 0.0);
 }

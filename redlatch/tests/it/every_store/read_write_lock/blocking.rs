@@ -33,8 +33,7 @@ fn only_the_writing_thread_can_also_read() {
         again.unlock().unwrap();
         assert!(!write.is_locked().unwrap());
         assert!(read.is_held_by_current_thread().unwrap());
-        let refused = write.lock().block();
-        assert!(matches!(refused, Err(Error::WriteWhileReading { .. })));
+        assert_matches!(write.lock().block(), Err(Error::WriteWhileReading { .. }));
         reader.unlock().unwrap();
         assert!(!read.is_locked().unwrap());
         assert_eq!(lock.name(), read.name());
