@@ -150,21 +150,21 @@ pub(crate) async fn joined_all<T, E: Debug, J: Debug>(
     }
 }
 
-/// Returns a runtime whose end is that of a client's process: nothing of it goes on.
+/// Returns a runtime of one thread. When it is dropped, all that runs in it ends, as in a process that is killed.
 pub(crate) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// Starts a task for each number or other item.
 pub(crate) fn spawn_each<N, F>(
-    numbers: impl IntoIterator<Item = N>,
+    items: impl IntoIterator<Item = N>,
     mut task: impl FnMut(N) -> F,
 ) -> Vec<JoinHandle<F::Output>>
 where
     F: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>,
 {
-    let spawned = |number| tokio::spawn(task(number).into_future());
-    numbers.into_iter().map(spawned).collect()
+    let spawned = |item| tokio::spawn(task(item).into_future());
+    items.into_iter().map(spawned).collect()
 }
 
 /// Starts a request in a task. Returns once the client has one subscription, so that a message wakes it.
@@ -487,7 +487,7 @@ pub(crate) async fn with_lost_answer_after<T>(
         .0
 }
 
-/// Closes all connections through the proxy, and lets none through until it may (`refuse`).
+/// Closes all connections through the proxy, which refuses new ones from now on.
 pub(crate) fn cut_off(proxy: &Proxy) {
     proxy.refuse(true);
     proxy.cut();
@@ -651,6 +651,7 @@ impl TestStore {
             .await
     }
 
+    /// Creates as many clients as the caller takes.
     pub(crate) async fn clients<const N: usize>(&self) -> [Client; N] {
         self.clients_with(Client::builder()).await
     }
@@ -780,7 +781,7 @@ pub(crate) async fn proxied_client() -> (Server, Arc<Proxy>, Client) {
     (server, proxy, client)
 }
 
-/// The same for tests that count requests: without the registry of clients, which a client writes in the background if a hold or
+/// Creates a client of one server, for tests that count requests: without the registry of clients, which a client writes in the background if a hold or
 /// a wait has lasted for a second.
 pub(crate) async fn unregistered_client(server: &Server) -> Client {
     let settings = patient(Client::builder()).registry(false);
