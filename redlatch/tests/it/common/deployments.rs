@@ -73,11 +73,8 @@ impl MovedEndpoint {
         let _: i64 = master.command(&["PUBLISH", "nobody", ""]);
         let port = replica.port().to_string();
         let _: String = master.command(&["FAILOVER", "TO", "127.0.0.1", &port]);
-        until("promoted", async || {
-            let info: String = replica.command(&["INFO", "replication"]);
-            info.contains("role:master")
-        })
-        .await;
+        let role = || replica.command::<String>(&["INFO", "replication"]);
+        until("promoted", async || role().contains("role:master")).await;
         self.name.redirect(replica);
     }
 }

@@ -7,12 +7,15 @@ pub(crate) mod secured;
 
 use std::fmt::Debug;
 use std::future::poll_fn;
+use std::ops::RangeBounds;
 use std::panic::Location;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
 use deployments::Deployment;
@@ -22,9 +25,11 @@ use redlatch::{
     MultiLock, Owner, RedLock,
 };
 use redlatch_testkit::{
-    Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
+    Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels, unique,
 };
 use secured::Secured;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
 
 /// Longer than any successful operation takes, even on the slowest machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -145,6 +150,33 @@ pub(crate) async fn joined_all<T, E: Debug, J: Debug>(
     }
 }
 
+/// Returns a runtime of one thread. When it is dropped, all that runs in it ends, as in a process that is killed.
+pub(crate) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Starts a task for each number or other item.
+pub(crate) fn spawn_each<N, F>(
+    items: impl IntoIterator<Item = N>,
+    mut task: impl FnMut(N) -> F,
+) -> Vec<JoinHandle<F::Output>>
+where
+    F: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>,
+{
+    let spawned = |item| tokio::spawn(task(item).into_future());
+    items.into_iter().map(spawned).collect()
+}
+
+/// Starts a request in a task. Returns once the client has one subscription, so that a message wakes it.
+pub(crate) async fn waiter_of<F>(client: &Client, request: F) -> JoinHandle<F::Output>
+where
+    F: IntoFuture<IntoFuture: Send + 'static, Output: Send + 'static>,
+{
+    let waiter = tokio::spawn(request.into_future());
+    until_subscribed(client, 1).await;
+    waiter
+}
+
 fn unwrapped<T, E: Debug>(result: Result<T, E>, caller: &Location<'_>) -> T {
     result.unwrap_or_else(|error| panic!("{error:?}, at {caller}"))
 }
@@ -194,6 +226,17 @@ pub(crate) fn free<R: HasLease>(guard: Guard<R>) -> impl Future<Output = ()> {
     async move { unwrapped(guard.unlock().await, caller) }
 }
 
+/// Acquires locks one after the other.
+pub(crate) async fn held_all<L: AnyLock>(
+    locks: impl IntoIterator<Item = L>,
+) -> Vec<Guard<L::Locked>> {
+    let mut guards = Vec::new();
+    for lock in locks {
+        guards.push(held(&lock).await);
+    }
+    guards
+}
+
 /// Releases locks one after the other.
 pub(crate) async fn free_all<R: HasLease>(guards: impl IntoIterator<Item = Guard<R>>) {
     for guard in guards {
@@ -207,9 +250,73 @@ pub(crate) async fn lease_left<K: LockKind>(lock: &Lock<K>) -> Duration {
     left.and_then(Expiry::duration).expect("a lease")
 }
 
+/// Creates a user who may do anything but publish and subscribe. Returns the URL with which it logs in.
+pub(crate) fn user_without_channels(server: &Server) -> String {
+    let mut rules = vec!["ACL", "SETUSER", "restricted", "on", ">secret"];
+    rules.extend(["~*", "resetchannels", "+@all"]);
+    let () = server.command(&rules);
+    format!("redis://restricted:secret@127.0.0.1:{}", server.port())
+}
+
 /// Returns the milliseconds until the key expires, or -1 without a limit, or -2 without the key.
 pub(crate) fn pttl(server: &Server, key: &str) -> i64 {
     server.command(&["PTTL", key])
+}
+
+/// Returns how many connections of a server are subscribed to a channel.
+pub(crate) fn subscribers(server: &Server, channel: &str) -> u32 {
+    let (_, subscribers): (String, u32) = server.command(&["PUBSUB", "NUMSUB", channel]);
+    subscribers
+}
+
+/// Waits until a channel has one subscriber, and never more.
+pub(crate) async fn until_subscribed_once(server: &Server, channel: &str) {
+    until("subscribed, once", async || {
+        let subscribers = subscribers(server, channel);
+        assert!(subscribers <= 1);
+        subscribers == 1
+    })
+    .await;
+}
+
+/// Subscribes to a channel. Returns the messages from then on.
+pub(crate) fn messages(server: &Server, channel: &str) -> Receiver<String> {
+    let (mut connection, channel) = (server.connection(), channel.to_owned());
+    let (subscribed, is_subscribed) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut pubsub = connection.as_pubsub();
+        pubsub.subscribe(channel).unwrap();
+        subscribed.send(()).unwrap();
+        // Until the test or its server has ended.
+        while let Ok(message) = pubsub.get_message()
+            && sender.send(message.get_payload().unwrap()).is_ok()
+        {}
+    });
+    is_subscribed.recv().unwrap();
+    receiver
+}
+
+/// Returns how many channels of a server have subscribers.
+pub(crate) fn channels(server: &Server) -> usize {
+    let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
+    channels.len()
+}
+
+/// Asserts that the client has no holds and no background work.
+#[track_caller]
+pub(crate) fn assert_idle(client: &Client) {
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+}
+
+/// Waits until the client has no holds, no subscriptions and no background work.
+pub(crate) async fn until_idle(client: &Client) {
+    until("all is empty", async || {
+        let status = client.status();
+        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+    })
+    .await;
 }
 
 /// Waits until the client has this many subscriptions, so that a message wakes its waiters.
@@ -293,14 +400,27 @@ pub(crate) async fn poll_up_to<F: IntoFuture>(polls: usize, future: F) -> Option
     .await
 }
 
+/// Polls a request that waits until something else has happened, and not afterwards.
+#[track_caller]
+pub(crate) fn poll_until<T, W: Future + Unpin>(
+    mut waiting: W,
+    event: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move {
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("it does not wait, at {caller}"),
+            happened = event => happened,
+        }
+    }
+}
+
 /// Polls a waiter this many times. Then keeps it without polling until the shared server reports a
 /// subscription to its channel.
 pub(crate) async fn poll_until_subscribed<F: IntoFuture>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(poll_up_to(polls, waiter));
-    let subscribed = until("subscribed", || async {
-        let (_, subscribers): (String, i64) = shared().command(&["PUBSUB", "NUMSUB", channel]);
-        subscribers == 1
-    });
+    let subscribed = until("subscribed", async || subscribers(shared(), channel) == 1);
     tokio::select! {
         biased;
         done = &mut few => assert!(done.is_none()),
@@ -310,11 +430,7 @@ pub(crate) async fn poll_until_subscribed<F: IntoFuture>(polls: usize, waiter: F
 
 /// Drops `work` after one poll, then after two polls, and so on until it completes, several times
 /// over.
-pub(crate) async fn drop_after_each_poll<W, F>(mut work: W)
-where
-    W: FnMut(usize) -> F,
-    F: Future<Output = bool>,
-{
+pub(crate) async fn drop_after_each_poll(mut work: impl AsyncFnMut(usize) -> bool) {
     for _ in 0..5 {
         let mut polls = 1;
         while !work(polls).await {
@@ -322,6 +438,21 @@ where
             assert!(polls < 1000, "never gets through");
         }
     }
+}
+
+/// Same as [`drop_after_each_poll`], with a check of what is left after each. What the request returns is dropped, too.
+pub(crate) async fn drop_result_after_each_poll<T>(
+    mut request: impl AsyncFnMut(usize) -> Option<T>,
+    mut check: impl AsyncFnMut(),
+) {
+    drop_after_each_poll(async |polls| {
+        let result = request(polls).await;
+        let is_complete = result.is_some();
+        drop(result);
+        check().await;
+        is_complete
+    })
+    .await;
 }
 
 /// Waits until the server has executed the script whose answer the proxy loses.
@@ -356,6 +487,12 @@ pub(crate) async fn with_lost_answer_after<T>(
         .0
 }
 
+/// Closes all connections through the proxy, which refuses new ones from now on.
+pub(crate) fn cut_off(proxy: &Proxy) {
+    proxy.refuse(true);
+    proxy.cut();
+}
+
 /// Waits until the proxy has discarded an answer of the server.
 pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
     let proxy = proxy.clone();
@@ -363,12 +500,27 @@ pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
     discarded.await.unwrap();
 }
 
-/// Asserts that the error reports a lost hold with this cause.
+/// Asserts how long something took.
 #[track_caller]
-pub(crate) fn assert_lost(error: &Error, why: Loss) {
-    match error {
-        Error::Lost { reason, .. } => assert_eq!(*reason, why),
-        other => panic!("not lost: {other}"),
+pub(crate) fn assert_took(took: Duration, expected: impl RangeBounds<Duration>) {
+    assert!(expected.contains(&took), "{took:?}");
+}
+
+/// Asserts that an operation failed, and may succeed if it is repeated.
+#[track_caller]
+pub(crate) fn assert_transient<T: Debug>(result: Result<T, Error>) {
+    match result {
+        Err(error) => assert!(error.is_transient(), "{error}"),
+        done => panic!("{done:?}"),
+    }
+}
+
+/// Asserts that an operation failed because its hold was lost, with this cause.
+#[track_caller]
+pub(crate) fn assert_lost<T: Debug>(result: Result<T, Error>, why: Loss) {
+    match result {
+        Err(Error::Lost { reason, .. }) => assert_eq!(reason, why),
+        other => panic!("not lost: {other:?}"),
     }
 }
 
@@ -476,6 +628,17 @@ impl TestStore {
         self.client_with(Client::builder()).await
     }
 
+    /// Creates a client, and its handle of a new object, such as a [`Client::lock`].
+    pub(crate) async fn object<H>(
+        &self,
+        handle: impl Fn(&Client, &str) -> H,
+        name: &str,
+    ) -> (Client, H) {
+        let client = self.client().await;
+        let handle = handle(&client, &unique(name));
+        (client, handle)
+    }
+
     /// Creates a client whose waiters must be woken by messages: their periodic retry would come
     /// far too late.
     pub(crate) async fn client_without_retries(&self) -> Client {
@@ -484,9 +647,22 @@ impl TestStore {
     }
 
     pub(crate) async fn clients_without_retries<const N: usize>(&self) -> [Client; N] {
+        self.clients_with(Client::builder().watchdog_lease(10 * LONG))
+            .await
+    }
+
+    /// Creates as many clients as the caller takes.
+    pub(crate) async fn clients<const N: usize>(&self) -> [Client; N] {
+        self.clients_with(Client::builder()).await
+    }
+
+    pub(crate) async fn clients_with<const N: usize>(
+        &self,
+        settings: ClientBuilder,
+    ) -> [Client; N] {
         let mut clients = Vec::new();
         while clients.len() < N {
-            clients.push(self.client_without_retries().await);
+            clients.push(self.client_with(settings.clone()).await);
         }
         clients.try_into().unwrap_or_else(|_| unreachable!())
     }
@@ -550,6 +726,30 @@ pub(crate) fn patient(settings: ClientBuilder) -> ClientBuilder {
     settings.replica_timeout(LONG)
 }
 
+/// Settings of clients whose holds are renewed soon enough for a test to wait for it.
+pub(crate) fn renewing() -> ClientBuilder {
+    Client::builder().watchdog_lease(WATCHDOG)
+}
+
+/// Settings of clients whose subscriptions end soon after their last waiter.
+pub(crate) fn short_linger() -> ClientBuilder {
+    long_timeout().subscription_linger(Duration::from_millis(10))
+}
+
+/// Settings of clients that wait this long for an answer.
+pub(crate) fn response_timeout(timeout: Duration) -> ClientBuilder {
+    Client::builder().response_timeout(timeout)
+}
+
+/// Settings of clients that wait for an answer longer than any pause of a test.
+pub(crate) fn long_timeout() -> ClientBuilder {
+    response_timeout(LONG)
+}
+
+pub(crate) async fn connect(settings: ClientBuilder, url: &str) -> Client {
+    settings.connect(url).await.unwrap()
+}
+
 /// Creates a client of one server, for tests that do not depend on its limits.
 pub(crate) async fn client(server: &Server) -> Client {
     client_at(&server.url()).await
@@ -560,7 +760,28 @@ pub(crate) async fn client_at(url: &str) -> Client {
     patient(Client::builder()).connect(url).await.unwrap()
 }
 
-/// The same for tests that count requests: without the registry of clients, which a client writes in the background if a hold or
+/// Starts a server for one test, with a client.
+pub(crate) async fn server_and_client() -> (Server, Client) {
+    let server = Server::start();
+    let client = client(&server).await;
+    (server, client)
+}
+
+/// Starts a server for one test, behind a proxy that can break its connections.
+pub(crate) fn proxied_server() -> (Server, Arc<Proxy>) {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    (server, proxy)
+}
+
+/// The same, with a client that is connected through the proxy.
+pub(crate) async fn proxied_client() -> (Server, Arc<Proxy>, Client) {
+    let (server, proxy) = proxied_server();
+    let client = client_at(&proxy.url()).await;
+    (server, proxy, client)
+}
+
+/// Creates a client of one server, for tests that count requests: without the registry of clients, which a client writes in the background if a hold or
 /// a wait has lasted for a second.
 pub(crate) async fn unregistered_client(server: &Server) -> Client {
     let settings = patient(Client::builder()).registry(false);

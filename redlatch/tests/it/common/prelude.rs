@@ -20,10 +20,14 @@ pub(crate) use tokio::task::JoinHandle;
 pub(crate) use tokio::time::{sleep, timeout};
 
 pub(crate) use super::{
-    HOUR, LONG, Random, SECOND, SHORT, TestStore, WATCHDOG, assert_lost, beside_release, client,
-    client_at, done, done_all, drop_after_each_poll, embedded_clients, free, free_all, held,
-    joined, joined_all, lease_left, on_every_store, patient, poll_until_subscribed, poll_up_to,
-    pttl, retry_if_late, retry_if_late_blocking, retry_transient, seed, unregistered_client, until,
-    until_in_sync, until_rises, until_subscribed, wait_until_discarded, wait_until_lost,
-    with_lost_answer, with_lost_answer_after, within_limit,
+    HOUR, LONG, Random, SECOND, SHORT, TestStore, WATCHDOG, assert_idle, assert_lost, assert_took,
+    assert_transient, beside_release, channels, client, client_at, connect, cut_off, done,
+    done_all, drop_after_each_poll, drop_result_after_each_poll, embedded_clients, free, free_all,
+    held, held_all, joined, joined_all, lease_left, long_timeout, messages, on_every_store,
+    patient, poll_until, poll_until_subscribed, poll_up_to, proxied_client, proxied_server, pttl,
+    renewing, response_timeout, retry_if_late, retry_if_late_blocking, retry_transient, runtime,
+    seed, server_and_client, short_linger, spawn_each, subscribers, unregistered_client, until,
+    until_idle, until_in_sync, until_rises, until_subscribed, until_subscribed_once,
+    user_without_channels, wait_until_discarded, wait_until_lost, waiter_of, with_lost_answer,
+    with_lost_answer_after, within_limit,
 };

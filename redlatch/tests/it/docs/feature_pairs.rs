@@ -274,8 +274,7 @@ async fn check<K: HasTicket + Revocable>(
             match guard.into_ticket().await {
                 Ok(ticket) if act == Act::Adopt => {
                     sleep(2 * SECOND).await;
-                    let adopted = other.adopt(&ticket).await.unwrap();
-                    free(adopted).await;
+                    free(other.adopt(&ticket).await.unwrap()).await;
                 }
                 Ok(_) => {}
                 Err(error) => {

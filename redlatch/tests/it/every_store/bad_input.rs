@@ -32,10 +32,8 @@ async fn invalid_names_are_rejected(store: TestStore) {
             lock.force_unlock().await.err(),
             lock.run(async {}).await.err(),
         ] {
-            assert!(
-                matches!(error, Some(Error::InvalidName { .. })),
-                "{name:?}: {error:?}"
-            );
+            let is_refused = matches!(error, Some(Error::InvalidName { .. }));
+            assert!(is_refused, "{name:?}: {error:?}");
         }
     }
     let longest = "x".repeat(512 - store.prefix().len());
@@ -43,8 +41,7 @@ async fn invalid_names_are_rejected(store: TestStore) {
 }
 
 async fn invalid_leases_are_rejected(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("leases"));
+    let (_client, lock) = store.object(Client::lock, "leases").await;
     for lease in [
         Duration::ZERO,
         Duration::from_nanos(1),
@@ -53,10 +50,8 @@ async fn invalid_leases_are_rejected(store: TestStore) {
         Duration::MAX,
     ] {
         let error = lock.lock().lease(lease).await.unwrap_err();
-        assert!(
-            matches!(error, Error::InvalidLease { .. }),
-            "{lease:?}: {error}"
-        );
+        let is_refused = matches!(error, Error::InvalidLease { .. });
+        assert!(is_refused, "{lease:?}: {error}");
     }
     let longest = lock.lock().lease(MAX_LEASE).await.unwrap();
     assert!(longest.valid_for() > MAX_LEASE - LONG);
@@ -66,35 +61,19 @@ async fn invalid_leases_are_rejected(store: TestStore) {
 #[tokio::test]
 async fn invalid_settings_are_rejected() {
     let url = shared().url();
+    let new = Client::builder;
+    let too_short = Duration::from_millis(99);
     let settings = [
-        (
-            "watchdog_lease",
-            Client::builder().watchdog_lease(Duration::from_millis(99)),
-        ),
-        (
-            "watchdog_lease",
-            Client::builder().watchdog_lease(Duration::ZERO),
-        ),
-        (
-            "watchdog_lease",
-            Client::builder().watchdog_lease(Duration::MAX),
-        ),
+        ("watchdog_lease", new().watchdog_lease(too_short)),
+        ("watchdog_lease", new().watchdog_lease(Duration::ZERO)),
+        ("watchdog_lease", new().watchdog_lease(Duration::MAX)),
         ("prefix", Client::builder().prefix("a\nb")),
-        (
-            "connect_timeout",
-            Client::builder().connect_timeout(Duration::ZERO),
-        ),
-        (
-            "response_timeout",
-            Client::builder().response_timeout(Duration::ZERO),
-        ),
-        (
-            "response_timeout",
-            Client::builder().response_timeout(Duration::MAX),
-        ),
+        ("connect_timeout", new().connect_timeout(Duration::ZERO)),
+        ("response_timeout", new().response_timeout(Duration::ZERO)),
+        ("response_timeout", new().response_timeout(Duration::MAX)),
         (
             "subscription_linger",
-            Client::builder().subscription_linger(Duration::MAX),
+            new().subscription_linger(Duration::MAX),
         ),
         ("client_id", Client::builder().client_id("")),
         ("client_id", Client::builder().client_id("a:b")),
@@ -106,11 +85,7 @@ async fn invalid_settings_are_rejected() {
             other => panic!("{name}: {other:?}"),
         }
     }
-    let named = Client::builder()
-        .client_id("worker-7")
-        .connect(&url)
-        .await
-        .unwrap();
+    let named = connect(Client::builder().client_id("worker-7"), &url).await;
     assert_eq!(named.id(), "worker-7");
 }
 
@@ -131,9 +106,8 @@ async fn unusable_urls_are_rejected() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     drop(taken);
-    let error = Client::connect(&format!("redis://u:secret@127.0.0.1:{port}"))
-        .await
-        .unwrap_err();
+    let url = format!("redis://u:secret@127.0.0.1:{port}");
+    let error = Client::connect(&url).await.unwrap_err();
     assert_matches!(error, Error::Unavailable { .. });
     assert!(!format!("{error} {error:?}").contains("secret"));
     let source = error.source().and_then(|source| source.downcast_ref());
@@ -141,10 +115,8 @@ async fn unusable_urls_are_rejected() {
         source.is_some_and(|source: &std::io::Error| source.kind() == ErrorKind::ConnectionRefused),
         "{source:?}"
     );
-    let error = Client::connect("redis+unix:///nowhere/redis.sock")
-        .await
-        .unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
+    let socket = Client::connect("redis+unix:///nowhere/redis.sock");
+    assert_matches!(socket.await, Err(Error::Unavailable { .. }));
 }
 
 #[tokio::test]
@@ -198,21 +170,17 @@ async fn unsupported_servers_are_rejected() {
     for hello in [old, ancient, other, cluster] {
         let port = fake_server(hello);
         let url = format!("redis://127.0.0.1:{port}");
-        let error = within_limit("an answer", Client::connect(&url))
-            .await
-            .unwrap_err();
-        assert!(
-            matches!(error, Error::UnsupportedServer { .. }),
-            "{hello}: {error}"
-        );
+        let answer = within_limit("an answer", Client::connect(&url)).await;
+        let error = answer.unwrap_err();
+        let is_refused = matches!(error, Error::UnsupportedServer { .. });
+        assert!(is_refused, "{hello}: {error}");
         assert!(error.to_string().contains("6.2"), "{error}");
     }
     // Valkey counts its versions separately, so a low version number is accepted.
     let port =
         fake_server("%2\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n$7\r\nversion\r\n$5\r\n1.0.0\r\n");
-    Client::connect(&format!("redis://127.0.0.1:{port}"))
-        .await
-        .unwrap();
+    let url = format!("redis://127.0.0.1:{port}");
+    Client::connect(&url).await.unwrap();
 }
 
 #[tokio::test]
@@ -225,9 +193,8 @@ async fn non_redis_server_is_rejected() {
         }
     });
     let url = format!("redis://127.0.0.1:{port}");
-    let error = within_limit("an answer", Client::connect(&url))
-        .await
-        .unwrap_err();
+    let answer = within_limit("an answer", Client::connect(&url)).await;
+    let error = answer.unwrap_err();
     assert_matches!(
         error,
         Error::Unavailable { .. } | Error::UnsupportedServer { .. }
@@ -239,9 +206,8 @@ async fn non_redis_server_is_rejected() {
 async fn database_that_the_server_does_not_have_is_refused() {
     let server = Server::start();
     let url = format!("{}/99", server.url());
-    let error = within_limit("an answer", Client::connect(&url))
-        .await
-        .unwrap_err();
+    let answer = within_limit("an answer", Client::connect(&url)).await;
+    let error = answer.unwrap_err();
     assert_matches!(error, Error::Refused { .. });
     assert!(error.to_string().contains("SELECT 99: ERR"), "{error}");
     assert!(!error.is_transient());
@@ -257,9 +223,8 @@ async fn database_needs_the_permission_to_select_it() {
     };
     let _: String = server.command(&rule("-select"));
     let url = format!("redis://app:pw@127.0.0.1:{}/3", server.port());
-    let error = within_limit("an answer", Client::connect(&url))
-        .await
-        .unwrap_err();
+    let answer = within_limit("an answer", Client::connect(&url)).await;
+    let error = answer.unwrap_err();
     assert_matches!(error, Error::Refused { .. });
     assert!(error.to_string().contains("SELECT 3: NOPERM"), "{error}");
     let _: String = server.command(&rule("+select"));
@@ -307,17 +272,13 @@ async fn foreign_keys_are_not_changed() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let foreign = |what: &str| unique(&format!("foreign-{what}"));
-    let (string, list, user, many) = (
-        foreign("string"),
-        foreign("list"),
-        foreign("hash"),
-        foreign("many"),
-    );
-    let _: () = server.command(&["SET", &string, "precious"]);
-    let _: i64 = server.command(&["RPUSH", &list, "precious"]);
-    let _: i64 = server.command(&["HSET", &user, "name", "precious"]);
-    let _: i64 = server.command(&["HSET", &many, "a:1", "1", "b:2", "2"]);
-    for name in [&string, &list, &user, &many] {
+    let names = ["string", "list", "hash", "many"].map(foreign);
+    let [string, list, user, many] = &names;
+    let _: () = server.command(&["SET", string, "precious"]);
+    let _: i64 = server.command(&["RPUSH", list, "precious"]);
+    let _: i64 = server.command(&["HSET", user, "name", "precious"]);
+    let _: i64 = server.command(&["HSET", many, "a:1", "1", "b:2", "2"]);
+    for name in &names {
         let before: Vec<u8> = server.command(&["DUMP", name]);
         let lock = client.lock(name);
         for error in [
@@ -326,25 +287,17 @@ async fn foreign_keys_are_not_changed() {
             lock.is_locked().await.err(),
             lock.force_unlock().await.err(),
         ] {
-            assert!(
-                matches!(error, Some(Error::WrongKind { .. })),
-                "{name}: {error:?}"
-            );
+            let is_refused = matches!(error, Some(Error::WrongKind { .. }));
+            assert!(is_refused, "{name}: {error:?}");
         }
         client.flush().await;
-        assert_eq!(
-            server.command::<Vec<u8>>(&["DUMP", name]),
-            before,
-            "{name} was changed"
-        );
+        let after: Vec<u8> = server.command(&["DUMP", name]);
+        assert_eq!(after, before, "{name} was changed");
     }
     // They are not listed either.
     let mut listing = client.list("foreign-*");
     while let Some(found) = listing.next().await.unwrap() {
-        assert!(
-            ![&string, &list, &user, &many].contains(&&found.name),
-            "{found:?}"
-        );
+        assert!(!names.contains(&found.name), "{found:?}");
     }
     // A lock whose key changes its type while it is held is lost.
     let lock = client.lock(&foreign("turned"));
@@ -400,8 +353,7 @@ async fn foreign_keys_do_not_disturb_listing() {
     assert_eq!(available, 9_007_199_254_740_994);
     assert!(client.inspect("gone").await.unwrap().is_none());
     // Inspecting it by name reports its type.
-    let error = client.inspect("count").await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(client.inspect("count").await, Err(Error::WrongKind { .. }));
     // The big hash was not read for this: only the hashes of locks are, those of four keys here.
     let reads = server.calls("hgetall:");
     assert!((1..=5).contains(&reads), "{reads}");

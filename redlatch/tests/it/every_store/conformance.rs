@@ -32,8 +32,7 @@ on_every_store_and_deployment! {
 }
 
 async fn free_lock_is_acquired_and_released(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("free"));
+    let (client, lock) = store.object(Client::lock, "free").await;
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(lock.remaining_lease().await.unwrap(), None);
 
@@ -59,32 +58,29 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
 }
 
 async fn tasks_that_share_a_handle_exclude_each_other(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("tasks"));
+    let (_client, lock) = store.object(Client::lock, "tasks").await;
     let inside = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU32::new(0));
-    let tasks: Vec<_> = (0..16)
-        .map(|_| {
-            let (lock, inside, turns) = (lock.clone(), inside.clone(), turns.clone());
-            tokio::spawn(async move {
-                for _ in 0..20 {
-                    let guard = held(&lock).await;
-                    assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
-                    tokio::task::yield_now().await;
-                    inside.store(false, Ordering::SeqCst);
-                    turns.fetch_add(1, Ordering::SeqCst);
-                    free(guard).await;
-                }
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..16, |_| {
+        let (lock, inside, turns) = (lock.clone(), inside.clone(), turns.clone());
+        async move {
+            for _ in 0..20 {
+                let guard = held(&lock).await;
+                assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                tokio::task::yield_now().await;
+                inside.store(false, Ordering::SeqCst);
+                turns.fetch_add(1, Ordering::SeqCst);
+                free(guard).await;
+            }
+        }
+    });
     done_all("every task has its turns", tasks).await;
     assert_eq!(turns.load(Ordering::SeqCst), 320);
     assert!(!lock.is_locked().await.unwrap());
 }
 
 async fn clients_exclude_and_wake_each_other(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     assert_ne!(one.id(), two.id());
     let name = unique("clients");
     let guard = held(&one.lock(&name)).await;
@@ -99,29 +95,21 @@ async fn clients_exclude_and_wake_each_other(store: TestStore) {
 }
 
 async fn try_lock_does_not_wait(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("try"));
+    let (_client, lock) = store.object(Client::lock, "try").await;
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert!(lock.try_lock().await.unwrap().is_none());
-    assert!(
-        lock.try_lock()
-            .wait(Duration::ZERO)
-            .await
-            .unwrap()
-            .is_none()
-    );
+    let not_waiting = lock.try_lock().wait(Duration::ZERO).await;
+    assert!(not_waiting.unwrap().is_none());
     free(guard).await;
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
 async fn try_lock_keeps_its_wait_limit(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("wait"));
+    let (client, lock) = store.object(Client::lock, "wait").await;
     let guard = held(&lock).await;
     let wait = Duration::from_millis(30);
     let begun = std::time::Instant::now();
-    let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
-    assert!(limited.is_none());
+    assert!(retry_if_late(|| lock.try_lock().wait(wait)).await.is_none());
     assert!(begun.elapsed() >= wait);
 
     let waiter = lock.try_lock().wait(LONG).into_future();
@@ -132,18 +120,15 @@ async fn try_lock_keeps_its_wait_limit(store: TestStore) {
 }
 
 async fn wait_beyond_clock_range_is_unlimited(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("ever"));
+    let (client, lock) = store.object(Client::lock, "ever").await;
     let guard = held(&lock).await;
-    let waiter = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, lock.try_lock().wait(Duration::MAX)).await;
     free(guard).await;
     assert!(joined("woken", waiter).await.is_some());
 }
 
 async fn guard_can_be_reentered(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("again"));
+    let (_client, lock) = store.object(Client::lock, "again").await;
     let outer = held(&lock).await;
     let inner = outer.reenter().await.unwrap();
     assert_eq!(outer.owner(), inner.owner());
@@ -158,8 +143,7 @@ async fn guard_can_be_reentered(store: TestStore) {
 }
 
 async fn owner_can_reenter(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("owner"));
+    let (_client, lock) = store.object(Client::lock, "owner").await;
     let (me, other) = (Owner::new(), Owner::new());
     let mut guards = Vec::new();
     for n in 1..=5 {
@@ -175,21 +159,17 @@ async fn owner_can_reenter(store: TestStore) {
 }
 
 async fn owner_can_reenter_while_others_wait(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("overtake"));
+    let (client, lock) = store.object(Client::lock, "overtake").await;
     let outer = held(&lock).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, lock.lock()).await;
     // Queued behind the waiter, it would deadlock.
-    let inner = done("re-entered", outer.reenter()).await;
-    free(inner).await;
+    free(done("re-entered", outer.reenter()).await).await;
     free(outer).await;
     drop(joined("woken", waiter).await);
 }
 
 async fn scope_sets_the_owner(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("scope"));
+    let (client, lock) = store.object(Client::lock, "scope").await;
     let me = Owner::new();
     assert_eq!(Owner::current(), None);
     me.scope(async {
@@ -198,10 +178,8 @@ async fn scope_sets_the_owner(store: TestStore) {
         assert_eq!(outer.owner(), me);
         let _inner = held(&lock).await;
         let other = lock.try_lock().owner(Owner::new()).await.unwrap();
-        assert!(
-            other.is_none(),
-            "an owner set by the caller has precedence over the scope's"
-        );
+        // An owner set by the caller has precedence over the scope's.
+        assert!(other.is_none());
         let outside = lock.clone();
         let spawned = tokio::spawn(async move { outside.try_lock().await });
         assert!(spawned.await.unwrap().unwrap().is_none());
@@ -224,17 +202,14 @@ async fn non_reentrant_lock_refuses_its_owner_immediately(store: TestStore) {
         assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
     }
     assert!(guard.is_valid());
-    assert!(
-        lock.try_lock().await.unwrap().is_none(),
-        "others wait as ever"
-    );
+    // Others wait as ever.
+    assert!(lock.try_lock().await.unwrap().is_none());
     free(guard).await;
     free(lock.lock().owner(me).await.unwrap()).await;
 }
 
 async fn fixed_lease_expires(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("lease"));
+    let (_client, lock) = store.object(Client::lock, "lease").await;
     let lease = Duration::from_millis(300);
     let guard = retry_if_late(|| lock.lock().lease(lease)).await;
     assert!(guard.valid_for() <= lease);
@@ -242,16 +217,14 @@ async fn fixed_lease_expires(store: TestStore) {
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
-    let lost = guard.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::LeaseEnded);
+    assert_lost(guard.unlock().await, Loss::LeaseEnded);
     // The late unlock did not release the next holder's lock.
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
 }
 
 async fn reentering_never_shortens_the_lease(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("shorter"));
+    let (_client, lock) = store.object(Client::lock, "shorter").await;
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(Duration::from_millis(20));
     let inner = inner.await.unwrap();
@@ -264,8 +237,7 @@ async fn reentering_never_shortens_the_lease(store: TestStore) {
 }
 
 async fn reentering_can_extend_the_lease(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("longer"));
+    let (_client, lock) = store.object(Client::lock, "longer").await;
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(3 * LONG).await.unwrap();
     assert!(outer.valid_for() > 2 * LONG);
@@ -275,47 +247,40 @@ async fn reentering_can_extend_the_lease(store: TestStore) {
 }
 
 async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let holder = store.client_with(settings).await;
+    let holder = store.client_with(renewing()).await;
     let other = store.client().await;
     let name = unique("force");
     let lock = other.lock(&name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
 
     let renewed = held(&holder.lock(&name)).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = joined("woken", waiter).await;
     within_limit("the loss is reported at the next renewal", renewed.lost()).await;
-    let lost = renewed.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(renewed.unlock().await, Loss::NotHeld);
     assert!(next.is_valid());
     free(next).await;
 
     let fixed = holder.lock(&name).lock().lease(LONG).await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
-    let lost = fixed.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(fixed.unlock().await, Loss::NotHeld);
 }
 
 async fn dropping_a_guard_releases(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("drop"));
+    let (client, lock) = store.object(Client::lock, "drop").await;
     drop(held(&lock).await);
     client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
     // Dropping a guard wakes a waiter just as unlocking does.
     let guard = held(&lock).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, lock.lock()).await;
     drop(guard);
     drop(joined("woken", waiter).await);
 }
 
 async fn dropping_inner_guard_keeps_outer_hold(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("inner"));
+    let (client, lock) = store.object(Client::lock, "inner").await;
     let outer = held(&lock).await;
     drop(outer.reenter().await.unwrap());
     client.flush().await;
@@ -327,8 +292,7 @@ async fn dropping_inner_guard_keeps_outer_hold(store: TestStore) {
 }
 
 async fn released_guard_does_not_report_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("released"));
+    let (_client, lock) = store.object(Client::lock, "released").await;
     let lost = retry_if_late(|| async {
         let guard = lock.lock().lease(Duration::from_millis(200)).await?;
         let lost = guard.lost();
@@ -341,13 +305,10 @@ async fn released_guard_does_not_report_loss(store: TestStore) {
 }
 
 async fn run_returns_the_result_and_releases(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("run"));
+    let (_client, lock) = store.object(Client::lock, "run").await;
     let inside = lock.clone();
-    let held = lock
-        .run(async move { inside.is_locked().await.unwrap() })
-        .await;
-    assert!(held.unwrap());
+    let held = lock.run(async move { inside.is_locked().await.unwrap() });
+    assert!(held.await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -358,9 +319,7 @@ async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let client = store
-        .client_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = store.client_with(renewing()).await;
     let lock = client.lock(&unique("run-lost"));
     let dropped = Arc::new(AtomicBool::new(false));
     let sign = Dropped(dropped.clone());
@@ -370,19 +329,14 @@ async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
         assert!(inside.force_unlock().await.unwrap());
         std::future::pending::<()>().await
     });
-    let lost = within_limit("lost", run).await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(within_limit("lost", run).await, Err(Error::Lost { .. }));
     assert!(dropped.load(Ordering::SeqCst));
 }
 
 async fn held_locks_can_be_listed(store: TestStore) {
     let client = store.client().await;
     let family = unique("list");
-    let mut guards = Vec::new();
-    for n in 0..250 {
-        let lock = client.lock(&format!("{family}:{n}"));
-        guards.push(held(&lock).await);
-    }
+    let guards = held_all((0..250).map(|n| client.lock(&format!("{family}:{n}")))).await;
     let mut names = Vec::new();
     let mut listing = client.list(&format!("{family}:*"));
     while let Some(found) = listing.next().await.unwrap() {
@@ -409,10 +363,7 @@ async fn names_that_look_like_auxiliary_keys_are_listed(store: TestStore) {
         format!("a:rwlock_timeout:{end}"),
     ];
     names.sort();
-    let mut guards = Vec::new();
-    for name in &names {
-        guards.push(held(&client.lock(name)).await);
-    }
+    let _guards = held_all(names.iter().map(|name| client.lock(name))).await;
     // Keys that really belong to other objects are not listed as locks.
     let fenced = client.fenced_lock(&format!("fenced-{end}")).lock().await;
     let read_write = client.read_write_lock(&format!("rw-{end}"));
@@ -438,40 +389,26 @@ async fn prefixes_keep_clients_apart(store: TestStore) {
     let guard = held(&with.lock(&name)).await;
     assert_eq!(guard.name(), name);
     assert!(!without.lock(&name).is_locked().await.unwrap());
-    assert!(
-        without
-            .lock(&format!("{prefix}{name}"))
-            .is_locked()
-            .await
-            .unwrap()
-    );
+    let same = without.lock(&format!("{prefix}{name}"));
+    assert!(same.is_locked().await.unwrap());
     let found = with.list("*").next().await.unwrap().unwrap();
     assert_eq!(found.name, name);
     free(guard).await;
 }
 
 async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("order"));
+    let (client, lock) = store.object(Client::lock, "order").await;
     let order = Arc::new(Mutex::new(Vec::new()));
     let guard = held(&lock).await;
     let mut waiters = Vec::new();
     for n in 0..50 {
         // Each future is polled here once, so that they queue in this order.
         let mut waiting = lock.lock().into_future();
-        let first = futures_poll(&mut waiting);
-        assert!(first.is_none());
+        assert!(poll_up_to(1, &mut waiting).await.is_none());
         if n == 0 {
             // The first waiter sends a request before it joins the queue; then it is the first in
             // the queue.
-            let client = client.clone();
-            let mut waiting_first = waiting;
-            tokio::select! {
-                biased;
-                _ = &mut waiting_first => panic!("the lock was not released"),
-                () = until("it is queued", async || client.status().subscriptions == 1) => {}
-            }
-            waiting = waiting_first;
+            poll_until(&mut waiting, until_subscribed(&client, 1)).await;
         }
         let order = order.clone();
         waiters.push(tokio::spawn(async move {
@@ -485,18 +422,8 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
 }
 
-/// Polls once; returns the output if the future is ready.
-fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    match std::pin::Pin::new(future).poll(&mut cx) {
-        std::task::Poll::Ready(output) => Some(output),
-        std::task::Poll::Pending => None,
-    }
-}
-
 async fn owner_can_acquire_again_after_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("anew"));
+    let (client, lock) = store.object(Client::lock, "anew").await;
     let me = Owner::new();
     let brief = || lock.lock().owner(me).lease(Duration::from_millis(300));
     let lost = retry_if_late(brief).await;
@@ -514,33 +441,24 @@ async fn owner_can_acquire_again_after_loss(store: TestStore) {
 }
 
 async fn no_state_remains_after_release(store: TestStore) {
-    let linger = Duration::from_millis(10);
-    let client = store
-        .client_with(Client::builder().subscription_linger(linger))
-        .await;
+    let client = store.client_with(short_linger()).await;
     let lock = client.lock(&unique("account"));
-    let tasks: Vec<_> = (0..20)
-        .map(|n| {
-            let lock = lock.clone();
-            tokio::spawn(async move {
-                let guard = held(&lock).await;
-                if n % 3 == 0 {
-                    let inner = guard.reenter().await.unwrap();
-                    drop(guard);
-                    free(inner).await;
-                } else if n % 3 == 1 {
-                    free(guard).await;
-                }
-            })
-        })
-        .collect();
+    let tasks = spawn_each(0..20, |n| {
+        let lock = lock.clone();
+        async move {
+            let guard = held(&lock).await;
+            if n % 3 == 0 {
+                let inner = guard.reenter().await.unwrap();
+                drop(guard);
+                free(inner).await;
+            } else if n % 3 == 1 {
+                free(guard).await;
+            }
+        }
+    });
     done_all("done", tasks).await;
     client.flush().await;
-    until("all is empty", async || {
-        let status = client.status();
-        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-    })
-    .await;
+    until_idle(&client).await;
 }
 
 /// All public types can be moved to and used from any thread, and all futures can be spawned.

@@ -16,8 +16,7 @@ on_every_store! {
 
 /// Redisson: RedissonFencedLockTest.testTokenIncrease.
 async fn every_acquisition_increments_the_token(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.fenced_lock(&unique("count"));
+    let (_client, lock) = store.object(Client::fenced_lock, "count").await;
     assert_eq!(lock.current_token().await.unwrap(), 0);
     for expected in 1..=5 {
         let guard = match expected {
@@ -34,7 +33,7 @@ async fn every_acquisition_increments_the_token(store: TestStore) {
 }
 
 async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("grow");
     let (lock, theirs) = (one.fenced_lock(&name), two.fenced_lock(&name));
     let mut tokens = Vec::new();
@@ -59,17 +58,14 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
     let last = held(&theirs).await;
     tokens.push(last.token());
 
-    assert!(
-        tokens.is_sorted_by(|early, late| early < late),
-        "{tokens:?}"
-    );
+    let is_sorted = tokens.is_sorted_by(|early, late| early < late);
+    assert!(is_sorted, "{tokens:?}");
     assert_eq!(lock.current_token().await.unwrap(), last.token());
     free(last).await;
 }
 
 async fn failed_try_lock_uses_no_token(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.fenced_lock(&unique("vain"));
+    let (_client, lock) = store.object(Client::fenced_lock, "vain").await;
     let guard = held(&lock).await;
     for _ in 0..5 {
         assert!(lock.try_lock().await.unwrap().is_none());
@@ -106,14 +102,13 @@ async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
 
 /// The same key: locks with and without a token exclude each other.
 async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("same");
     let (plain, fenced) = (one.lock(&name), two.fenced_lock(&name));
     let guard = held(&plain).await;
     assert!(fenced.try_lock().await.unwrap().is_none());
     let me = Owner::new();
-    let waiting = tokio::spawn(fenced.lock().owner(me).into_future());
-    until_subscribed(&two, 1).await;
+    let waiting = waiter_of(&two, fenced.lock().owner(me)).await;
     free(guard).await;
     let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(), 1);
@@ -127,8 +122,7 @@ async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
 /// The token is stored under Redisson's key, and never expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn token_is_stored_in_redissons_key() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let key = "redisson_lock_token:{orders:42}";
     let _: () = server.command(&["SET", key, "41"]);
     let lock = client.fenced_lock("orders:42");
@@ -148,8 +142,7 @@ async fn token_is_stored_in_redissons_key() {
 /// Foreign data in the token's key causes an error, and stays unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_token_is_an_error() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
     for foreign in [
@@ -179,11 +172,9 @@ async fn server_error_is_not_reported_as_bad_token() {
     let before = retry_if_late(|| lock.lock()).await;
     let token = before.token();
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    let error = before.reenter().await.unwrap_err();
-    assert_matches!(error, Error::Refused { .. });
+    assert_matches!(before.reenter().await, Err(Error::Refused { .. }));
     free(before).await;
-    let error = lock.lock().await.unwrap_err();
-    assert_matches!(error, Error::Refused { .. });
+    assert_matches!(lock.lock().await, Err(Error::Refused { .. }));
     let () = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     let after = retry_if_late(|| lock.lock()).await;
     assert!(after.token() > token);
@@ -193,8 +184,7 @@ async fn server_error_is_not_reported_as_bad_token() {
 /// Tokens are exact over their whole range, and an invalid token is reported as such.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_beyond_float_precision_are_exact() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
     let () = server.command(&["SET", key, "9007199254740992"]);
@@ -204,35 +194,29 @@ async fn tokens_beyond_float_precision_are_exact() {
     free(guard).await;
     for foreign in ["precious", "9223372036854775807"] {
         let () = server.command(&["SET", key, foreign]);
-        let error = lock.lock().await.unwrap_err();
-        assert_matches!(error, Error::WrongKind { .. });
+        assert_matches!(lock.lock().await, Err(Error::WrongKind { .. }));
     }
     assert_eq!(lock.current_token().await.unwrap(), i64::MAX as u64);
     let () = server.command(&["SET", key, "precious"]);
-    let error = lock.current_token().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(lock.current_token().await, Err(Error::WrongKind { .. }));
 }
 
 /// An acquisition whose answer is lost with the connection is repeated, and remains the same
 /// acquisition with the same token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_with_lost_answer_keeps_its_token() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (_server, proxy, client) = proxied_client().await;
     let lock = client.fenced_lock("a");
     lock.run(async {}).await.unwrap();
     let mut expected = 1;
     for _ in 0..5 {
         expected += 1;
-        let outer = with_lost_answer(&proxy, lock.lock().into_future())
-            .await
-            .unwrap();
+        let outer = with_lost_answer(&proxy, lock.lock().into_future()).await;
+        let outer = outer.unwrap();
         assert_eq!(outer.token(), expected);
         expected += 1;
-        let inner = with_lost_answer(&proxy, outer.reenter().into_future())
-            .await
-            .unwrap();
+        let inner = with_lost_answer(&proxy, outer.reenter().into_future()).await;
+        let inner = inner.unwrap();
         assert_eq!(inner.token(), expected);
         with_lost_answer(&proxy, inner.unlock()).await.unwrap();
         with_lost_answer(&proxy, outer.unlock()).await.unwrap();
@@ -265,7 +249,7 @@ impl Resource {
 /// F28: the lease of a holder ends while it is busy; the next holder acquires the lock and writes.
 /// The write of the first holder is refused, and its guard has reported the loss before.
 async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("resource");
     let resource = Resource::default();
 
@@ -279,14 +263,10 @@ async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
     assert!(!resource.write(paused.token()), "an update was lost");
     assert!(resource.write(next.token()));
     let paused_token = paused.token();
-    let lost = paused.unlock().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(paused.unlock().await, Err(Error::Lost { .. }));
     let (first, second) = (paused_token, next.token());
-    assert_eq!(
-        *resource.written.lock().unwrap(),
-        [first, second, second],
-        "in the order of the tokens"
-    );
+    let written = resource.written.lock().unwrap().clone();
+    assert_eq!(written, [first, second, second]);
     free(next).await;
 }
 
@@ -305,16 +285,10 @@ async fn paused_holder_knows_of_loss_on_waking() {
 
     assert!(!paused.is_valid());
     let written = paused.run(async { resource.write(paused.token()) }).await;
-    assert_lost(&written.unwrap_err(), Loss::LeaseEnded);
-    assert_eq!(
-        resource.refused.load(Ordering::SeqCst),
-        0,
-        "it did not try to"
-    );
-    assert!(
-        !resource.write(paused.token()),
-        "a client that does not request it is refused"
-    );
+    assert_lost(written, Loss::LeaseEnded);
+    // It did not try to. If it had not asked its guard, the resource would have refused it.
+    assert_eq!(resource.refused.load(Ordering::SeqCst), 0);
+    assert!(!resource.write(paused.token()));
     free(next).await;
 }
 

@@ -18,18 +18,15 @@ on_every_store! {
 }
 
 async fn overlapping_sets_exclude_each_other(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("group");
     let guard = held(&one.multi_lock(&name, ["a", "b"])).await;
     let others = two.multi_lock(&name, ["b", "c"]);
     assert!(others.try_lock().await.unwrap().is_none());
     let last = two.group_lock(&name, "c");
-    assert!(
-        !last.is_locked().await.unwrap(),
-        "a refused set holds no value"
-    );
-    let waiting = tokio::spawn(others.lock().into_future());
-    until_subscribed(&two, 1).await;
+    // A refused set holds no value.
+    assert!(!last.is_locked().await.unwrap());
+    let waiting = waiter_of(&two, others.lock()).await;
     free(guard).await;
     let guard = joined("woken", waiting).await;
     assert!(last.is_locked().await.unwrap());
@@ -38,37 +35,32 @@ async fn overlapping_sets_exclude_each_other(store: TestStore) {
     assert!(!last.is_locked().await.unwrap());
     for client in [one, two] {
         client.flush().await;
-        assert_eq!((client.status().holds, client.status().background), (0, 0));
+        assert_idle(&client);
     }
 }
 
 async fn owner_holds_values_through_several_handles(store: TestStore) {
     let (client, me) = (store.client().await, Owner::new());
     let name = unique("group");
-    let count = async |value: &str| {
-        let lock = client.group_lock(&name, value);
-        lock.hold_count(me).await.unwrap()
+    let locks = ["a", "b", "c"].map(|value| client.group_lock(&name, value));
+    let counts = async || {
+        let mut counts = Vec::new();
+        for lock in &locks {
+            counts.push(lock.hold_count(me).await.unwrap());
+        }
+        counts
     };
     let one = client.multi_lock(&name, ["a", "b"]);
     let one = one.lock().owner(me).await.unwrap();
     let two = client.multi_lock(&name, ["b", "c", "b"]);
     let two = two.lock().owner(me).await.unwrap();
-    assert_eq!(
-        [count("a").await, count("b").await, count("c").await],
-        [1, 2, 1]
-    );
-    assert_eq!(
-        two.names().count(),
-        2,
-        "a value that is named twice is acquired once"
-    );
+    assert_eq!(counts().await, [1, 2, 1]);
+    // A value that is named twice is acquired once.
+    assert_eq!(two.names().count(), 2);
     free(one).await;
-    assert_eq!(
-        [count("a").await, count("b").await, count("c").await],
-        [0, 1, 1]
-    );
+    assert_eq!(counts().await, [0, 1, 1]);
     free(two).await;
-    assert_eq!([count("b").await, count("c").await], [0, 0]);
+    assert_eq!(counts().await, [0, 0, 0]);
 }
 
 /// A waiter for one value does not delay a request for another one, not even of an owner for whose release it waits.
@@ -77,13 +69,11 @@ async fn values_wait_in_queues_of_their_own(store: TestStore) {
     let name = unique("group");
     let [a, b] = ["a", "b"].map(|value| client.group_lock(&name, value));
     let held = a.lock().owner(me).await.unwrap();
-    let waiting = tokio::spawn(a.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiting = waiter_of(&client, a.lock()).await;
     let second = within_limit("another value", b.lock().owner(me));
     let second = second.await.unwrap();
     free(held).await;
-    let next = joined("woken", waiting).await;
-    free(next).await;
+    free(joined("woken", waiting).await).await;
     free(second).await;
 }
 
@@ -94,7 +84,7 @@ async fn forced_unlock_releases_one_value(store: TestStore) {
     let (lost, kept) = (held(&a).await, held(&b).await);
     assert!(a.force_unlock().await.unwrap());
     assert!(!a.force_unlock().await.unwrap());
-    assert_lost(&lost.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(lost.unlock().await, Loss::NotHeld);
     assert!(b.is_held_by(kept.owner()).await.unwrap());
     free(kept).await;
 }
@@ -109,19 +99,13 @@ async fn prefix_belongs_to_the_group(store: TestStore) {
 async fn group_is_not_shown_as_another_object(store: TestStore) {
     let client = store.client().await;
     let name = unique("group");
-    let guard = held(&client.group_lock(&name, "a")).await;
-    let shown = client.inspect(&name).await;
-    assert_matches!(shown, Err(Error::WrongKind { .. }));
+    let lock = client.group_lock(&name, "a");
+    let guard = held(&lock).await;
+    assert_matches!(client.inspect(&name).await, Err(Error::WrongKind { .. }));
     let mut listing = client.list(&name);
     assert_eq!(listing.next().await.unwrap(), None);
     assert!(client.lock(&name).force_unlock().await.is_err());
-    assert!(
-        client
-            .group_lock(&name, "a")
-            .is_held_by(guard.owner())
-            .await
-            .unwrap()
-    );
+    assert!(lock.is_held_by(guard.owner()).await.unwrap());
     free(guard).await;
 }
 
@@ -151,26 +135,18 @@ async fn all_holds_of_a_group_are_renewed_for_hours() {
 async fn value_of_a_dead_client_is_free_after_its_lease() {
     let [dead, alive] = embedded_clients();
     let _kept = alive.group_lock("group", "b").lock().await.unwrap();
-    let held = dead
-        .group_lock("group", "a")
-        .lock()
-        .lease(10 * SECOND)
-        .await
-        .unwrap();
+    let (theirs, lock) = (
+        dead.group_lock("group", "a"),
+        alive.group_lock("group", "a"),
+    );
+    let lost = theirs.lock().lease(10 * SECOND).await.unwrap();
     let begun = tokio::time::Instant::now();
-    let next = alive.group_lock("group", "a").lock().await.unwrap();
-    let took = begun.elapsed();
-    assert!(took >= 10 * SECOND && took < 11 * SECOND, "{took:?}");
-    assert_lost(&held.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    let next = held(&lock).await;
+    assert_took(begun.elapsed(), 10 * SECOND..11 * SECOND);
+    assert_lost(lost.unlock().await, Loss::LeaseEnded);
     dead.flush().await;
     assert!(next.is_valid());
-    assert!(
-        alive
-            .group_lock("group", "a")
-            .is_held_by(next.owner())
-            .await
-            .unwrap()
-    );
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
 }
 
 /// Returns the fields of a hash, in order.
@@ -182,24 +158,16 @@ fn fields(server: &Server, key: &str) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn fields_are_those_of_redisson() {
-    let server = Server::start();
-    let client = client(&server).await;
-    let guard = client
-        .group_lock("group", "a")
-        .lock()
-        .lease(LONG)
-        .await
-        .unwrap();
+    let (server, client) = server_and_client().await;
+    let lock = client.group_lock("group", "a");
+    let guard = lock.lock().lease(LONG).await.unwrap();
     let again = guard.reenter().await.unwrap();
     let owner = guard.owner_id();
     let held = fields(&server, "group");
     let [(value, named), (end_field, end), (count_field, count)] = &held[..] else {
         panic!("{held:?}");
     };
-    assert_eq!(
-        (value.as_str(), named.as_str()),
-        (FIELD_OF_A, owner.as_str())
-    );
+    assert_eq!((&**value, &**named), (FIELD_OF_A, owner.as_str()));
     let field = |suffix| format!("{FIELD_OF_A}:{owner}:{suffix}");
     assert_eq!((count_field, count.as_str()), (&field("lock_count"), "2"));
     assert_eq!(end_field, &field("expire_time"));
@@ -214,38 +182,28 @@ async fn fields_are_those_of_redisson() {
 /// A client in Java died. Its fields are removed with its hold, because a late release there would read only these.
 #[tokio::test]
 async fn fields_of_an_ended_hold_are_removed() {
-    let server = Server::start();
-    let client = client(&server).await;
-    let set = |field: &str, text: &str| {
-        let _: i64 = server.command(&["HSET", "group", field, text]);
+    let (server, client) = server_and_client().await;
+    let acquire_in_java = |end: &str| {
+        let [ends, count] =
+            ["expire_time", "lock_count"].map(|suffix| format!("{FIELD_OF_A}:java:1:{suffix}"));
+        let fields = [FIELD_OF_A, "java:1", &ends, end, &count, "1"];
+        let _: i64 = server.command(&[&["HSET", "group"], &fields[..]].concat());
     };
-    set(FIELD_OF_A, "java:1");
-    set(&format!("{FIELD_OF_A}:java:1:expire_time"), "1700000000000");
-    set(&format!("{FIELD_OF_A}:java:1:lock_count"), "1");
+    acquire_in_java("1700000000000");
     let lock = client.group_lock("group", "a");
     assert!(!lock.is_locked().await.unwrap());
-    let guard = lock
-        .try_lock()
-        .lease(LONG)
-        .await
-        .unwrap()
-        .expect("it is free");
+    let guard = lock.try_lock().lease(LONG).await.unwrap();
+    let guard = guard.expect("it is free");
     let owner = guard.owner_id();
-    let names: Vec<_> = fields(&server, "group")
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
-    assert!(names.iter().all(|name| !name.contains("java")), "{names:?}");
-    // Java acquires the value when this lease has ended, and leaves these fields behind.
-    set(FIELD_OF_A, "java:1");
-    set(&format!("{FIELD_OF_A}:java:1:expire_time"), "4000000000000");
-    set(&format!("{FIELD_OF_A}:java:1:lock_count"), "1");
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    let is_of = |field: &(String, String), owner: &str| field.0.contains(owner);
     let left = fields(&server, "group");
-    assert!(
-        left.iter().all(|(name, _)| !name.contains(owner.as_str())),
-        "{left:?}"
-    );
+    assert!(!left.iter().any(|field| is_of(field, "java")), "{left:?}");
+    // Java acquires the value when this lease has ended, and leaves these fields behind.
+    acquire_in_java("4000000000000");
+    assert_lost(guard.unlock().await, Loss::NotHeld);
+    let left = fields(&server, "group");
+    let of_own = left.iter().any(|field| is_of(field, owner.as_str()));
+    assert!(!of_own, "{left:?}");
     assert_eq!(left.len(), 3, "{left:?}");
     assert!(lock.try_lock().await.unwrap().is_none());
 }
@@ -269,18 +227,15 @@ async fn one_script_acquires_all_values() {
 /// Neither a group nor a lock of another kind changes the other.
 #[tokio::test]
 async fn lock_of_another_kind_is_refused() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let group = client.multi_lock("name", ["a", "b"]);
     let guard = held(&client.lock("name")).await;
     let before = fields(&server, "name");
-    let refused = group.try_lock().await;
-    assert_matches!(refused, Err(Error::WrongKind { .. }));
+    assert_matches!(group.try_lock().await, Err(Error::WrongKind { .. }));
     assert_eq!(fields(&server, "name"), before);
     free(guard).await;
     let reader = held(&client.read_write_lock("name").read()).await;
-    let refused = group.try_lock().await;
-    assert_matches!(refused, Err(Error::WrongKind { .. }));
+    assert_matches!(group.try_lock().await, Err(Error::WrongKind { .. }));
     free(reader).await;
     let guard = held(&group).await;
     assert!(client.lock("name").try_lock().await.unwrap().is_none());
@@ -294,10 +249,9 @@ async fn deleted_group_is_reported_and_wakes_waiters() {
     let server = Server::start();
     let (one, two) = (client(&server).await, client(&server).await);
     let guard = held(&one.multi_lock("group", ["a", "b"])).await;
-    let waiting = tokio::spawn(two.group_lock("group", "b").lock().into_future());
-    until_subscribed(&two, 1).await;
+    let waiting = waiter_of(&two, two.group_lock("group", "b").lock()).await;
     let _: i64 = server.command(&["DEL", "group"]);
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     drop(joined("woken", waiting).await);
 }
 

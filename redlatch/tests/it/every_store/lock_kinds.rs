@@ -103,11 +103,7 @@ where
             assert!(lock.is_locked().await.unwrap());
         }
     };
-    tokio::select! {
-        biased;
-        _ = &mut waiting => panic!("it was not released yet"),
-        () = held => {}
-    }
+    poll_until(&mut waiting, held).await;
     tokio::spawn(waiting)
 }
 
@@ -115,14 +111,12 @@ where
 async fn assert_nothing_left<K: OwnedKind>(client: &Client, lock: &Lock<K>) {
     within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    assert_idle(client);
 }
 
 /// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
 async fn holds_are_counted<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("count"));
+    let (_client, lock) = store.object(make, "count").await;
     let me = Owner::new();
     let counted = async |expected: u32| {
         assert_eq!(lock.hold_count(me).await.unwrap(), expected);
@@ -145,7 +139,7 @@ async fn holds_are_counted<K: OwnedKind>(store: TestStore, make: Make<K>) {
 /// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number identifies an
 /// owner only together with its client.
 async fn lock_is_held_only_by_its_owner<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("alone");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     let me = Owner::new();
@@ -165,8 +159,7 @@ async fn lock_is_held_only_by_its_owner<K: OwnedKind>(store: TestStore, make: Ma
 
 /// Redisson: testReentrancy, testTryLockAsyncSucceed, testTryLockAsyncFailed.
 async fn owner_can_reenter_with_try_lock<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("try-again"));
+    let (_client, lock) = store.object(make, "try-again").await;
     let me = Owner::new();
     let outer = lock.try_lock().owner(me).await.unwrap().unwrap();
     let inner = lock.try_lock().owner(me).await.unwrap().unwrap();
@@ -180,13 +173,13 @@ async fn owner_can_reenter_with_try_lock<K: OwnedKind>(store: TestStore, make: M
 /// Redisson: testUnlockFail. Only a guard can unlock here. So the case is a guard whose hold was
 /// removed and now belongs to another owner.
 async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("late");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     let late = held(&lock).await;
     assert!(theirs.force_unlock().await.unwrap());
     let next = held(&theirs).await;
-    assert_lost(&late.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(late.unlock().await, Loss::NotHeld);
     client.flush().await;
     assert!(theirs.is_held_by(next.owner()).await.unwrap());
     free(next).await;
@@ -195,7 +188,7 @@ async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestSto
 
 /// Redisson: testTryLockAsync, testConcurrency_SingleInstance.
 async fn release_passes_the_lock_on<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("hand-over");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     for dropped in [false, true] {
@@ -209,8 +202,7 @@ async fn release_passes_the_lock_on<K: OwnedKind>(store: TestStore, make: Make<K
         }
         // In any order: each releases the lock to the other.
         let here = async {
-            let guard = joined("served here", here).await;
-            free(guard).await;
+            free(joined("served here", here).await).await;
         };
         let there = async {
             let guard = joined("served there", there).await;
@@ -231,13 +223,13 @@ async fn force_unlock_wakes_a_waiter<K: OwnedKind>(store: TestStore, make: Make<
     assert!(lock.force_unlock().await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
     assert!(!make(&client, &name).is_locked().await.unwrap());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
 
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = joined("admitted", waiting).await;
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
 }
@@ -274,43 +266,34 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
     store: TestStore,
     make: Make<K>,
 ) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("tries"));
+    let (client, lock) = store.object(make, "tries").await;
     let acquired = Arc::new(AtomicU32::new(0));
-    let tasks: Vec<_> = (0..16)
-        .map(|_| {
-            let (client, lock, acquired) = (client.clone(), lock.clone(), acquired.clone());
-            tokio::spawn(async move {
-                for _ in 0..100 {
-                    if let Some(guard) = lock.try_lock().await.unwrap() {
-                        assert!(client.status().holds >= 1, "held and not watched");
-                        free(guard).await;
-                        acquired.fetch_add(1, Ordering::SeqCst);
-                    }
+    let tasks = spawn_each(0..16, |_| {
+        let (client, lock, acquired) = (client.clone(), lock.clone(), acquired.clone());
+        async move {
+            for _ in 0..100 {
+                if let Some(guard) = lock.try_lock().await.unwrap() {
+                    assert!(client.status().holds >= 1, "held and not watched");
+                    free(guard).await;
+                    acquired.fetch_add(1, Ordering::SeqCst);
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("tried", tasks).await;
-    assert!(
-        acquired.load(Ordering::SeqCst) >= 16,
-        "hardly any task acquired it"
-    );
+    let acquired = acquired.load(Ordering::SeqCst);
+    assert!(acquired >= 16, "only {acquired} times");
     assert_nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where the future can be
 /// dropped.
 async fn dropped_try_lock_leaves_nothing_behind<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("dropped"));
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.try_lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    let (client, lock) = store.object(make, "dropped").await;
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.try_lock()).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
@@ -324,11 +307,7 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     let dying = {
         let (store, name) = (store.clone(), name.clone());
         move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async {
+            runtime().block_on(async {
                 let settings = Client::builder().watchdog_lease(SECOND);
                 let client = store.client_with(settings).await;
                 let lock = make(&client, &name);
@@ -344,8 +323,7 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     };
     tokio::task::spawn_blocking(dying).await.unwrap();
     let lock = make(&store.client().await, &name);
-    let guard = done("its lease ends", lock.lock()).await;
-    free(guard).await;
+    free(done("its lease ends", lock.lock()).await).await;
 }
 
 /// Waits until the lease has become longer.
@@ -357,8 +335,7 @@ async fn renewed<K: OwnedKind>(lock: &Lock<K>) {
 /// Redisson's fair lock promises this across all clients; here every kind promises it within a
 /// client.
 async fn waiters_of_one_client_are_served_in_order<K: OwnedKind>(store: TestStore, make: Make<K>) {
-    let client = store.client().await;
-    let lock = make(&client, &unique("order"));
+    let (_client, lock) = store.object(make, "order").await;
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let guard = held(&lock).await;
     let mut waiters = Vec::new();
@@ -395,8 +372,7 @@ async fn unusual_names_work<K: OwnedKind>(store: TestStore, make: Make<K>) {
         ] {
             let lock = make(&client, &format!("{sort}{}", unique("sort")));
             if ["}{", "{}"].contains(&sort) {
-                let refused = lock.lock().await.unwrap_err();
-                assert_matches!(refused, Error::InvalidName { .. });
+                assert_matches!(lock.lock().await, Err(Error::InvalidName { .. }));
                 continue;
             }
             let guard = held(&lock).await;
@@ -419,8 +395,7 @@ async fn non_reentrant_lock_passes_on_after_release<K: OwnedKind>(store: TestSto
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, lock.lock()).await;
     free(guard).await;
-    let next = joined("handed over", waiting).await;
-    free(next).await;
+    free(joined("handed over", waiting).await).await;
     assert_nothing_left(&client, &lock).await;
 }
 
@@ -434,24 +409,22 @@ async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, ma
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     for handle in [&lock, &again] {
-        let refused = [
+        let waiting = handle.try_lock().owner(me).wait(Duration::MAX);
+        for refused in [
             within_limit("at once", handle.lock().owner(me)).await.err(),
             handle.try_lock().owner(me).await.err(),
-            within_limit("at once", handle.try_lock().owner(me).wait(Duration::MAX))
-                .await
-                .err(),
-        ];
-        for refused in refused {
+            within_limit("at once", waiting).await.err(),
+        ] {
             assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
         }
         assert!(handle.is_held_by(me).await.unwrap());
         assert_eq!(handle.hold_count(me).await.unwrap(), 1);
     }
+    assert_matches!(guard.reenter().await, Err(Error::AlreadyHeld { .. }));
     assert!(guard.is_valid());
     free(guard).await;
     assert!(!again.is_locked().await.unwrap());
-    let next = again.lock().owner(me).await.unwrap();
-    free(next).await;
+    free(again.lock().owner(me).await.unwrap()).await;
 }
 
 /// Redisson: testTryLockWait, testTryLockAsyncWaitTime.
@@ -462,10 +435,7 @@ async fn wait_limit_ends_on_time<K: OwnedKind>(client: Client, make: Make<K>) {
     let refused = lock.try_lock().wait(3 * SECOND).await.unwrap();
     let took = begun.elapsed();
     assert!(refused.is_none());
-    assert!(
-        took >= 3 * SECOND && took <= 3 * SECOND + SECOND / 3,
-        "{took:?}"
-    );
+    assert_took(took, 3 * SECOND..=3 * SECOND + SECOND / 3);
     free(guard).await;
 }
 
@@ -493,13 +463,9 @@ async fn next_waiter_acquires_when_fixed_lease_ends<K: OwnedKind>(client: Client
     let begun = Instant::now();
     let late = lock.lock().lease(2 * SECOND).await.unwrap();
     let next = held(&lock).await;
-    let took = begun.elapsed();
-    assert!(
-        took >= 2 * SECOND && took <= 2 * SECOND + SECOND / 7,
-        "{took:?}"
-    );
+    assert_took(begun.elapsed(), 2 * SECOND..=2 * SECOND + SECOND / 7);
     assert!(!late.is_valid());
-    assert_lost(&late.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    assert_lost(late.unlock().await, Loss::LeaseEnded);
     client.flush().await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
@@ -551,8 +517,7 @@ async fn hold_after_a_reentered_one_is_renewed<K: OwnedKind>(client: Client, mak
     let lock = make(&client, "a");
     for me in [Owner::new(), Owner::new()] {
         let outer = lock.lock().owner(me).await.unwrap();
-        let inner = outer.reenter().await.unwrap();
-        free(inner).await;
+        free(outer.reenter().await.unwrap()).await;
         free(outer).await;
         for next in [me, Owner::new()] {
             let guard = lock.lock().owner(next).await.unwrap();
@@ -589,8 +554,7 @@ async fn unreachable_server_is_an_error<K: OwnedKind>(mut server: Server, make: 
 
 /// Redisson: testLockAfterTimeout.
 async fn restart_reports_loss_and_renews_new_hold<K: OwnedKind>(mut server: Server, make: Make<K>) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let lock = make(&client, "a");
     let forgotten = held(&lock).await;
     server.restart();
@@ -611,27 +575,21 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
     server: Server,
     make: Make<K>,
 ) {
-    let settings = Client::builder().subscription_linger(Duration::from_millis(10));
-    let client = settings.connect(&server.url()).await.unwrap();
-    let tasks: Vec<_> = (0..32)
-        .map(|task| {
-            let client = client.clone();
-            tokio::spawn(async move {
-                for turn in 0..10 {
-                    let lock = make(&client, &format!("lock-{}", (task + turn) % 5));
-                    let guard = held(&lock).await;
-                    tokio::task::yield_now().await;
-                    free(guard).await;
-                }
-            })
-        })
-        .collect();
+    let client = connect(short_linger(), &server.url()).await;
+    let tasks = spawn_each(0..32, |task| {
+        let client = client.clone();
+        async move {
+            for turn in 0..10 {
+                let lock = make(&client, &format!("lock-{}", (task + turn) % 5));
+                let guard = held(&lock).await;
+                tokio::task::yield_now().await;
+                free(guard).await;
+            }
+        }
+    });
     done_all("every turn", tasks).await;
-    until("no subscription is left", async || {
-        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
-        channels.is_empty() && client.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(&client, 0).await;
+    until("no channel is left", async || channels(&server) == 0).await;
 }
 
 /// A Java process holds the lock, as the server sees it: redlatch waits for it, and its release
@@ -648,10 +606,8 @@ async fn hold_of_redisson_is_respected<K: OwnedKind>(server: Server, make: Make<
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
 
     let waiting = spawn_waiter(&lock, lock.lock()).await;
-    assert_eq!(
-        server.command::<Vec<String>>(&["HVALS", "orders:42"]),
-        ["2"]
-    );
+    let holds: Vec<u32> = server.command(&["HVALS", "orders:42"]);
+    assert_eq!(holds, [2]);
     let _: i64 = server.command(&["DEL", "orders:42"]);
     let _: i64 = server.command(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
     let guard = joined("woken", waiting).await;

@@ -9,14 +9,21 @@ async fn is_held(client: &Client, name: &str) -> bool {
     client.lock(name).is_locked().await.unwrap()
 }
 
+/// Creates a client, whose holds are renewed soon, and a multi-lock of two names.
+async fn two_locks(store: &TestStore, what: &str) -> (Client, [String; 2], MultiLock) {
+    let client = store.client_with(renewing()).await;
+    let names = ["a", "b"].map(|name| unique(&format!("{what}-{name}")));
+    let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    (client, names, multi)
+}
+
 /// Asserts that nothing is left: no background work, no watched hold, no held lock.
 async fn assert_nothing_left(client: &Client, names: &[&str]) {
     within_limit("settled", client.flush()).await;
     for name in names {
         assert!(!is_held(client, name).await, "{name} was left");
     }
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    assert_idle(client);
 }
 
 on_every_store! {
@@ -88,10 +95,7 @@ async fn all_members_are_held_or_none(store: TestStore) {
 /// all orders.
 async fn one_of_ten_attempts_wins(store: TestStore) {
     let (a, b, c) = (unique("ten-a"), unique("ten-b"), unique("ten-c"));
-    let mut clients = Vec::new();
-    for _ in 0..10 {
-        clients.push(store.client().await);
-    }
+    let clients: [Client; 10] = store.clients().await;
     for _ in 0..5 {
         let start = Arc::new(Barrier::new(clients.len()));
         let tries = clients.iter().enumerate().map(|(n, client)| {
@@ -117,7 +121,7 @@ async fn one_of_ten_attempts_wins(store: TestStore) {
 }
 
 async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     // Members of two clients need two scripts, so one of them really is released here.
     let second = store.client().await;
     let (a, b) = (unique("give-back-a"), unique("give-back-b"));
@@ -127,10 +131,9 @@ async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
     ] {
         let held = other.lock(&b).lock().await.unwrap();
         let waiting = tokio::spawn(multi.lock().into_future());
-        until("it waits", async || {
-            client.status().subscriptions + second.status().subscriptions > 0
-        })
-        .await;
+        let subscriptions = |client: &Client| client.status().subscriptions;
+        let waits = async || subscriptions(&client) + subscriptions(&second) > 0;
+        until("it waits", waits).await;
         // While it waits it holds nothing: other owners can acquire the free member.
         let free = within_limit("the free one", other.lock(&a).lock()).await;
         free.unwrap().unlock().await.unwrap();
@@ -146,7 +149,7 @@ async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
 }
 
 async fn waiting_ends_at_its_limit(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let (a, b) = (unique("patience-a"), unique("patience-b"));
     let held = other.lock(&b).lock().await.unwrap();
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
@@ -157,12 +160,11 @@ async fn waiting_ends_at_its_limit(store: TestStore) {
     assert!(begun.elapsed() >= wait);
     assert_nothing_left(&client, &[&a]).await;
     free(held).await;
-    let guard = multi.try_lock().wait(LONG).await.unwrap();
-    assert!(guard.is_some());
+    assert!(multi.try_lock().wait(LONG).await.unwrap().is_some());
 }
 
 async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let names = [unique("way-a"), unique("way-b"), unique("way-c")];
     let lease = 10 * LONG;
     let mut held = Vec::new();
@@ -179,13 +181,12 @@ async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
         assert!(!waiting.is_finished());
         free(guard).await;
     }
-    let guard = joined("woken", waiting).await;
-    free(guard).await;
+    free(joined("woken", waiting).await).await;
     assert_nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
 async fn members_can_have_different_kinds(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let [lock, fenced, spin, strict] =
         ["lock", "fenced", "spin", "strict"].map(|kind| unique(&format!("mix-{kind}")));
     let token = client.fenced_lock(&fenced);
@@ -206,8 +207,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
     let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
     let held = token.lock().await.unwrap();
     let before = held.token();
-    let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
-    until("it waits", async || client.status().subscriptions > 0).await;
+    let waiting = waiter_of(&client, apart.lock().owner(Owner::new())).await;
     free(held).await;
     let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(&token), Some(before + 1));
@@ -222,21 +222,16 @@ async fn members_can_have_different_kinds(store: TestStore) {
             assert!(client.spin_lock(&spin).is_locked().await.unwrap());
         }
     };
-    tokio::select! {
-        biased;
-        _ = &mut waiting => panic!("it was not released yet"),
-        () = refused => {}
-    }
+    poll_until(&mut waiting, refused).await;
     let waiting = tokio::spawn(waiting);
     free(held).await;
-    let guard = joined("spun", waiting).await;
-    free(guard).await;
+    free(joined("spun", waiting).await).await;
     assert_nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
 }
 
 /// Members that are acquired one by one, because they have a queue or shared holders.
 async fn fair_and_read_write_members(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("kinds");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
     let (fair, rw) = (client.fair_lock(&b), client.read_write_lock(&c));
@@ -252,8 +247,7 @@ async fn fair_and_read_write_members(store: TestStore) {
     let theirs = (other.fair_lock(&b), other.read_write_lock(&c));
     let held = theirs.0.lock().await.unwrap();
     assert!(multi.try_lock().await.unwrap().is_none());
-    let waiting = tokio::spawn(multi.lock().into_future());
-    until("it waits", async || client.status().subscriptions > 0).await;
+    let waiting = waiter_of(&client, multi.lock()).await;
     // The waiter may be in the middle of an attempt, and hold the first member for that long.
     until("it holds nothing", async || !is_held(&other, &a).await).await;
     let reader = theirs.1.read().lock().await.unwrap();
@@ -280,7 +274,7 @@ async fn fair_and_read_write_members(store: TestStore) {
 }
 
 async fn members_of_several_clients(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let elsewhere = Client::embedded();
     let name = unique("clients");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
@@ -332,8 +326,7 @@ async fn owner_does_not_block_itself(store: TestStore) {
     let (a, b) = (unique("own-a"), unique("own-b"));
     let owner = Owner::new();
     let outer = client.lock(&a).lock().owner(owner).await.unwrap();
-    let next = tokio::spawn(client.lock(&a).lock().into_future());
-    until_subscribed(&client, 1).await;
+    let next = waiter_of(&client, client.lock(&a).lock()).await;
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let inner = within_limit("re-entered", multi.lock().owner(owner)).await;
     free(inner.unwrap()).await;
@@ -373,16 +366,12 @@ async fn non_reentrant_member_refuses_its_owner(store: TestStore) {
 }
 
 async fn fixed_lease_is_not_renewed(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
-    let (a, b) = (unique("lease-a"), unique("lease-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "lease").await;
     let fixed = retry_if_late(|| multi.lock().lease(Duration::from_millis(300))).await;
     within_limit("lost", fixed.lost()).await;
     assert!(!fixed.is_valid());
     assert_eq!(fixed.valid_for(), Duration::ZERO);
-    let lost = fixed.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::LeaseEnded);
+    assert_lost(fixed.unlock().await, Loss::LeaseEnded);
     // Without a fixed lease, it is renewed.
     let renewed = held(&multi).await;
     let lock = client.lock(&b);
@@ -395,7 +384,7 @@ async fn fixed_lease_is_not_renewed(store: TestStore) {
 /// Members that the owner already holds are re-entered, and released again if another member is
 /// blocked: their state is then as before. In a cluster, this requires a common hash tag.
 async fn failed_attempt_extends_no_lease(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let tag = unique("tag");
     let names = [format!("{{{tag}}}:a"), format!("{{{tag}}}:b")];
     let me = Owner::new();
@@ -405,59 +394,40 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
     let both = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     let again = both.try_lock().owner(me).lease(10 * LONG).await.unwrap();
     assert!(again.is_none());
-    let left = lease_left(&mine).await;
-    assert!(
-        left <= LONG && left + SECOND > guard.valid_for(),
-        "{left:?}"
-    );
+    let assert_unchanged = async || {
+        let left = lease_left(&mine).await;
+        let is_unchanged = left <= LONG && left + SECOND > guard.valid_for();
+        assert!(is_unchanged, "{left:?}");
+    };
+    assert_unchanged().await;
     assert_eq!(mine.hold_count(me).await.unwrap(), 1);
     // A shorter lease does not shorten it either.
-    assert!(
-        both.try_lock()
-            .owner(me)
-            .lease(SECOND)
-            .await
-            .unwrap()
-            .is_none()
-    );
-    let left = lease_left(&mine).await;
-    assert!(
-        left <= LONG && left + SECOND > guard.valid_for(),
-        "{left:?}"
-    );
+    let again = both.try_lock().owner(me).lease(SECOND).await.unwrap();
+    assert!(again.is_none());
+    assert_unchanged().await;
     free(guard).await;
 }
 
 async fn one_lost_member_means_a_lost_guard(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
-    let (a, b) = (unique("lost-a"), unique("lost-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "lost").await;
     let guard = held(&multi).await;
     assert!(client.lock(&b).force_unlock().await.unwrap());
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
-    let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(guard.run(std::future::pending::<()>()).await, Loss::NotHeld);
     drop(guard);
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
 async fn all_members_are_released_even_if_one_is_lost(store: TestStore) {
     let client = store.client().await;
-    let names = [
-        unique("one-lost-a"),
-        unique("one-lost-b"),
-        unique("one-lost-c"),
-    ];
+    let names = ["a", "b", "c"].map(|name| unique(&format!("one-lost-{name}")));
     let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     for lost in &names {
         let guard = held(&multi).await;
         assert!(client.lock(lost).force_unlock().await.unwrap());
-        match guard.unlock().await.unwrap_err() {
-            Error::Lost { name, .. } => assert_eq!(&name, lost),
-            other => panic!("{other}"),
-        }
+        let error = guard.unlock().await.unwrap_err();
+        assert_matches!(error, Error::Lost { ref name, .. } if name == lost);
         for name in &names {
             assert!(!is_held(&client, name).await);
         }
@@ -466,9 +436,7 @@ async fn all_members_are_released_even_if_one_is_lost(store: TestStore) {
 }
 
 async fn dropped_guard_releases_all_members(store: TestStore) {
-    let client = store.client().await;
-    let (a, b) = (unique("drop-a"), unique("drop-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "drop").await;
     drop(held(&multi).await);
     assert_nothing_left(&client, &[&a, &b]).await;
 }
@@ -485,11 +453,7 @@ async fn poll_up_to<F: IntoFuture>(polls: usize, future: F) -> Option<F::Output>
 /// Members of one client and of two, free and released meanwhile. The request is dropped after one
 /// poll, after two, and so on.
 async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
-    let (client, second, other) = (
-        store.client().await,
-        store.client().await,
-        store.client().await,
-    );
+    let [client, second, other] = store.clients().await;
     let (a, b) = (unique("cancel-a"), unique("cancel-b"));
     for multi in [
         MultiLock::new([client.lock(&a), client.lock(&b)]),
@@ -589,24 +553,22 @@ async fn contend(
     }
     let names = ["a", "b", "c"].map(|n| unique(&format!("order-{n}")));
     let inside = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
-    let players: Vec<_> = (0..PLAYERS)
-        .map(|n| {
-            let (clients, names, inside) = (all.clone(), names.clone(), inside.clone());
-            tokio::spawn(async move {
-                for round in 0..ROUNDS {
-                    let guard = held(&multi(&clients, names.clone(), n, round)).await;
-                    for one in &inside {
-                        assert!(!one.swap(true, Ordering::SeqCst), "two at once");
-                    }
-                    tokio::task::yield_now().await;
-                    for one in &inside {
-                        one.store(false, Ordering::SeqCst);
-                    }
-                    free(guard).await;
+    let players = spawn_each(0..PLAYERS, |n| {
+        let (clients, names, inside) = (all.clone(), names.clone(), inside.clone());
+        async move {
+            for round in 0..ROUNDS {
+                let guard = held(&multi(&clients, names.clone(), n, round)).await;
+                for one in &inside {
+                    assert!(!one.swap(true, Ordering::SeqCst), "two at once");
                 }
-            })
-        })
-        .collect();
+                tokio::task::yield_now().await;
+                for one in &inside {
+                    one.store(false, Ordering::SeqCst);
+                }
+                free(guard).await;
+            }
+        }
+    });
     done_all("all get their turns", players).await;
     for client in &all {
         assert_nothing_left(client, &names.each_ref().map(String::as_str)).await;
@@ -614,7 +576,7 @@ async fn contend(
 }
 
 async fn invalid_members_are_rejected(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let invalid = |error: Error, reason: &str| {
         assert_matches!(error, Error::InvalidMembers { .. });
         assert!(error.to_string().contains(reason), "{error}");
@@ -627,25 +589,20 @@ async fn invalid_members_are_rejected(store: TestStore) {
     // The same lock twice through one client counts once.
     let once = MultiLock::new([client.lock(&name), client.lock(&name)]);
     let guard = held(&once).await;
-    assert_eq!(
-        client.lock(&name).hold_count(guard.owner()).await.unwrap(),
-        1
-    );
+    let holds = client.lock(&name).hold_count(guard.owner()).await;
+    assert_eq!(holds.unwrap(), 1);
     free(guard).await;
     // The same owner cannot hold it as another kind of lock.
     let kinds = once.clone().and(client.fenced_lock(&name));
-    let error = kinds.lock().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(kinds.lock().await, Err(Error::WrongKind { .. }));
 
     let unnamed = once.clone().and(client.lock(""));
-    let error = unnamed.lock().await.unwrap_err();
-    assert_matches!(error, Error::InvalidName { .. });
+    assert_matches!(unnamed.lock().await, Err(Error::InvalidName { .. }));
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = once.lock().lease(lease).await.unwrap_err();
         assert_matches!(error, Error::InvalidLease { .. });
     }
-    let endless = once.try_lock().wait(Duration::MAX).await.unwrap();
-    drop(endless);
+    drop(once.try_lock().wait(Duration::MAX).await.unwrap());
     let many = MultiLock::new((0..1000).map(|n| client.lock(&format!("{name}-{n}"))));
     let guard = held(&many).await;
     assert_eq!(client.status().holds, 1000);
@@ -662,35 +619,27 @@ async fn foreign_keys_stay_unchanged(store: TestStore) {
     let name = unique("kind");
     let [a, b, c] = ["a", "b", "c"].map(|n| format!("{name}-{n}"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b), client.lock(&c)]);
-    let () = server.command(&["SET", &b, "5"]);
-    let error = multi.lock().await.unwrap_err();
-    assert!(
-        matches!(&error, Error::WrongKind { name, .. } if *name == b),
-        "{error}"
-    );
-    let _: i64 = server.command(&["DEL", &b]);
-    let _: i64 = server.command(&["HSET", &b, "mode", "read", "other:1", "1"]);
-    let error = multi.lock().await.unwrap_err();
-    assert!(
-        matches!(&error, Error::WrongKind { name, .. } if *name == b),
-        "{error}"
-    );
-    let _: i64 = server.command(&["DEL", &b]);
+    for foreign in [
+        &["SET", &b, "5"][..],
+        &["HSET", &b, "mode", "read", "other:1", "1"],
+    ] {
+        let _: redis::Value = server.command(foreign);
+        let error = multi.lock().await.unwrap_err();
+        assert_matches!(error, Error::WrongKind { ref name, .. } if *name == b);
+        let _: i64 = server.command(&["DEL", &b]);
+    }
     assert_nothing_left(&client, &[&a, &b, &c]).await;
 }
 
 async fn run_holds_all_locks(store: TestStore) {
-    let client = store.client().await;
-    let (a, b) = (unique("run-a"), unique("run-b"));
-    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let (client, [a, b], multi) = two_locks(&store, "run").await;
     let held = multi.run(async { is_held(&client, &a).await && is_held(&client, &b).await });
     assert!(held.await.unwrap());
     assert_nothing_left(&client, &[&a, &b]).await;
     let lost = multi.run(async {
         client.lock(&a).force_unlock().await.unwrap();
     });
-    let lost = lost.await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(lost.await, Err(Error::Lost { .. }));
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -709,23 +658,16 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     // A blocked member costs no more: the same script releases what it acquired, and publishes
     // nothing, because no other client can have noticed.
     let held = client.lock("one-7").lock().await.unwrap();
-    let before = (server.calls("eval"), server.calls("publish"));
+    let calls = || [server.calls("eval"), server.calls("publish")];
+    let before = calls();
     assert!(multi.try_lock().await.unwrap().is_none());
-    assert_eq!(
-        (server.calls("eval"), server.calls("publish")),
-        (before.0 + 1, before.1)
-    );
+    assert_eq!(calls(), [before[0] + 1, before[1]]);
     free(held).await;
     // One attempt, one after the subscription, and one after the wake-up.
     let held = client.lock("one-7").lock().await.unwrap();
     let before = server.calls("eval");
     let waiting = tokio::spawn(multi.lock().into_future());
-    until("subscribed", async || {
-        !server
-            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-            .is_empty()
-    })
-    .await;
+    until("subscribed", async || channels(&server) > 0).await;
     until("asked twice", async || server.calls("eval") - before == 2).await;
     free(held).await;
     let guard = joined("woken", waiting).await;
@@ -734,33 +676,15 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     within_limit("settled", client.flush()).await;
 }
 
-/// Scripts that the server has lost are loaded again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_loaded_again() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
-    for _ in 0..3 {
-        let guard = held(&multi).await;
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        free(guard).await;
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-    }
-    assert_nothing_left(&client, &["a", "b"]).await;
-}
-
 /// The answer is lost and the step is repeated: acquired once, released once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_step_is_held_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (_server, proxy, client) = proxied_client().await;
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     free(held(&multi).await).await;
-    let guard = with_lost_answer(&proxy, multi.lock().into_future())
-        .await
-        .unwrap();
+    let guard = with_lost_answer(&proxy, multi.lock().into_future()).await;
+    let guard = guard.unwrap();
     let owner = guard.owner();
     assert_eq!(client.lock("a").hold_count(owner).await.unwrap(), 1);
     assert_eq!(fenced.hold_count(owner).await.unwrap(), 1);
@@ -773,8 +697,7 @@ async fn repeated_step_is_held_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unresponsive_store_leaves_nothing_behind() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(300)), &server.url()).await;
     let here = Client::embedded();
     let multi =
         MultiLock::new([here.lock("a"), client.lock("b"), client.lock("c")]).and(here.lock("d"));
@@ -786,8 +709,7 @@ async fn unresponsive_store_leaves_nothing_behind() {
             assert!(!matches!(poll_up_to(3, &mut waiting).await, Some(Ok(_))));
             drop(waiting);
         } else {
-            let error = waiting.await.unwrap_err();
-            assert_matches!(error, Error::ResponseTimeout { .. });
+            assert_matches!(waiting.await, Err(Error::ResponseTimeout { .. }));
         }
         assert_nothing_left(&here, &["a", "d"]).await;
         server.thaw();
@@ -815,35 +737,19 @@ async fn renewed_for_hours_and_lost_on_time() {
     let begun = tokio::time::Instant::now();
     assert!(multi.try_lock().wait(19 * SECOND).await.unwrap().is_none());
     assert_eq!(begun.elapsed(), 19 * SECOND);
-    let guard = multi
-        .try_lock()
-        .wait(19 * SECOND)
-        .lease(10 * SECOND)
-        .await
-        .unwrap()
-        .unwrap();
-    let waited = begun.elapsed();
-    assert!(
-        waited >= 20 * SECOND && waited < 20 * SECOND + SECOND / 100,
-        "{waited:?}"
-    );
+    let request = multi.try_lock().wait(19 * SECOND).lease(10 * SECOND);
+    let guard = request.await.unwrap().expect("within its limit");
+    assert_took(begun.elapsed(), 20 * SECOND..20 * SECOND + SECOND / 100);
     let begun = tokio::time::Instant::now();
     guard.lost().await;
-    let lasted = begun.elapsed();
-    assert!(
-        lasted >= 9 * SECOND && lasted < 10 * SECOND + SECOND / 100,
-        "{lasted:?}"
-    );
+    assert_took(begun.elapsed(), 9 * SECOND..10 * SECOND + SECOND / 100);
     assert!(!guard.is_valid());
     drop(guard);
     one.flush().await;
     two.flush().await;
     for client in [&one, &two] {
         tokio::time::sleep(2 * SECOND).await;
-        let status = client.status();
-        assert_eq!(
-            (status.holds, status.subscriptions, status.background),
-            (0, 0, 0)
-        );
+        assert_idle(client);
+        assert_eq!(client.status().subscriptions, 0);
     }
 }

@@ -14,13 +14,13 @@ on_every_store! {
 }
 
 async fn tasks_of_an_owner_see_no_false_loss(store: TestStore) {
-    let (ours, theirs) = (store.client().await, store.client().await);
+    let [ours, theirs] = store.clients().await;
     let name = unique("storm");
     contend(ours.lock(&name), theirs.lock(&name)).await;
 }
 
 async fn tasks_of_a_queueing_owner_see_no_false_loss(store: TestStore) {
-    let (ours, theirs) = (store.client().await, store.client().await);
+    let [ours, theirs] = store.clients().await;
     let name = unique("storm");
     contend(ours.fair_lock(&name), theirs.fair_lock(&name)).await;
 }
@@ -101,12 +101,11 @@ async fn lease_of_dropped_guard_does_not_outlive_the_next(store: TestStore) {
 }
 
 async fn waiting_writer_that_reads_is_refused_immediately(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("sides");
     let other = held(&two.read_write_lock(&name).read()).await;
     let (lock, me) = (one.read_write_lock(&name), Owner::new());
-    let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
-    until_subscribed(&one, 1).await;
+    let writing = waiter_of(&one, lock.write().lock().owner(me)).await;
     let reader = lock.read().lock().owner(me).await.unwrap();
     let answer = done("answered", writing).await;
     assert_matches!(answer, Err(Error::WriteWhileReading { .. }));
@@ -167,9 +166,7 @@ async fn owner_reacquires_fair_lock_right_after_force_unlock() {
 /// may hold the lock by then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn force_unlock_is_not_repeated_against_next_holder() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let forcer = client_at(&proxy.url()).await;
+    let (server, proxy, forcer) = proxied_client().await;
     let holder = Client::connect(&server.url()).await.unwrap();
     let lock = holder.lock("a");
     let first = held(&lock).await;

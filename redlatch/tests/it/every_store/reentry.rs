@@ -12,27 +12,23 @@ on_every_store! {
 }
 
 async fn reentering_does_not_revive_a_lost_hold(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("revive");
     let outer = held(&client.lock(&name)).await;
     assert!(other.lock(&name).force_unlock().await.unwrap());
     // Another owner held it in between; now it is free again.
     other.lock(&name).run(async {}).await.unwrap();
-    let again = outer.reenter().await;
-    assert_lost(&again.unwrap_err(), Loss::NotHeld);
+    assert_lost(outer.reenter().await, Loss::NotHeld);
     assert!(!outer.is_valid());
     assert!(!client.lock(&name).is_locked().await.unwrap());
 }
 
 async fn dropped_inner_guard_does_not_make_unlock_report_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("inner"));
+    let (client, lock) = store.object(Client::lock, "inner").await;
     for _ in 0..300 {
         let outer = held(&lock).await;
-        let (one, two) = (
-            outer.reenter().await.unwrap(),
-            outer.reenter().await.unwrap(),
-        );
+        let one = outer.reenter().await.unwrap();
+        let two = outer.reenter().await.unwrap();
         drop(one);
         drop(two);
         free(outer).await;
@@ -42,8 +38,7 @@ async fn dropped_inner_guard_does_not_make_unlock_report_loss(store: TestStore) 
 }
 
 async fn canceled_reentry_does_not_make_unlock_report_loss(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancelled"));
+    let (client, lock) = store.object(Client::lock, "cancelled").await;
     for _ in 0..300 {
         let outer = held(&lock).await;
         let mut again = outer.reenter().into_future();
@@ -60,12 +55,8 @@ async fn canceled_reentry_does_not_make_unlock_report_loss(store: TestStore) {
 }
 
 async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(store: TestStore) {
-    let (client, other) = (
-        store
-            .client_with(Client::builder().watchdog_lease(10 * LONG))
-            .await,
-        store.client().await,
-    );
+    let client = store.client_without_retries().await;
+    let other = store.client().await;
     let name = unique("siblings");
     let guard = held(&other.lock(&name)).await;
     let (lock, me) = (client.lock(&name), Owner::new());
@@ -85,7 +76,7 @@ async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(store: 
 }
 
 async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let (name, me) = (unique("sibling-lost"), Owner::new());
     let lock = client.lock(&name);
     let guard = held(&other.lock(&name)).await;
@@ -107,7 +98,7 @@ async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore)
 }
 
 async fn loss_during_reentry_is_removed_from_hold_count(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("off-account");
     let outer = client.lock(&name).lock().lease(10 * LONG).await.unwrap();
     assert!(other.lock(&name).force_unlock().await.unwrap());
@@ -138,10 +129,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
         within_limit("lost", outer.lost()).await;
         server.thaw();
     };
-    let again = outer
-        .reenter()
-        .lease(Duration::from_secs(3600))
-        .into_future();
+    let again = outer.reenter().lease(HOUR).into_future();
     let (again, ()) = tokio::join!(again, thaw);
     assert_matches!(again, Err(Error::Lost { .. }));
     drop(outer);
@@ -154,8 +142,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unanswered_acquisition_of_known_owner_is_undone() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(300)), &server.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     // This request waits in vain, so that the owner stays known while it acquires the lock
     // elsewhere.
@@ -197,10 +184,8 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
         let (again, ()) = tokio::join!(again.into_future(), async { drop(lost) });
         let again = again.unwrap();
         client.flush().await;
-        assert!(
-            lock.is_held_by(me).await.unwrap(),
-            "deleted by the release of the lost guard"
-        );
+        // Not deleted by the release of the lost guard.
+        assert!(lock.is_held_by(me).await.unwrap());
         free(again).await;
     }
 }
@@ -208,8 +193,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
 /// Releasing one of several holds must not delete a lock that has lost its expiry.
 #[tokio::test]
 async fn inner_release_keeps_a_lock_without_expiry() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.lock("a");
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(LONG).await.unwrap();

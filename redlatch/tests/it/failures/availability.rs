@@ -21,13 +21,12 @@ async fn client_works_as_soon_as_its_store_does() {
         assert!(error.is_transient(), "{error}");
     }
     assert!(!client.status().connected);
-    let settings = Client::builder().response_timeout(LONG);
+    let settings = long_timeout();
     let patient = settings.connect_lazy(&server.url()).unwrap();
     let waiting = patient.clone();
     let waiting = tokio::spawn(async move { waiting.lock(&unique("lazy")).lock().await });
     server.restart();
-    let guard = joined("held", waiting).await;
-    free(guard).await;
+    free(joined("held", waiting).await).await;
     patient.ping().await.unwrap();
     assert!(patient.status().connected);
     server.kill();
@@ -38,7 +37,7 @@ async fn client_works_as_soon_as_its_store_does() {
 #[tokio::test]
 async fn first_step_reports_what_the_servers_refuse() {
     let lazy = |url: &str| {
-        let settings = Client::builder().response_timeout(LONG);
+        let settings = long_timeout();
         settings.connect_lazy(url).unwrap()
     };
     let refused = async |url: &str| {
@@ -92,10 +91,9 @@ async fn first_step_reports_what_the_servers_refuse() {
 async fn each_deployment_is_connected_to_when_needed() {
     let (sentinels, cluster) = (Sentinels::start(), Cluster::start());
     for url in [sentinels.url(), cluster.url(), "embedded:".into()] {
-        let settings = Client::builder().response_timeout(LONG);
+        let settings = long_timeout();
         let client = settings.connect_lazy(&url).unwrap();
-        let guard = held(&client.lock(&unique("lazy"))).await;
-        free(guard).await;
+        free(held(&client.lock(&unique("lazy"))).await).await;
     }
 }
 
@@ -138,7 +136,6 @@ async fn embedded_store_can_be_unavailable() {
     assert!(other.status().connected);
     other.ping().await.unwrap();
     while done("synchronized", watch.next()).await != Event::Synchronized {}
-    let error = done("told", waiting).await.unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
+    assert_matches!(done("told", waiting).await, Err(Error::Unavailable { .. }));
     other.lock("a").run(async {}).await.unwrap();
 }

@@ -7,8 +7,7 @@ use crate::common::prelude::*;
 async fn assert_nothing_left(client: &Client, lock: &Lock) {
     within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    assert_idle(client);
 }
 
 on_every_store! {
@@ -21,54 +20,44 @@ on_every_store! {
 }
 
 async fn acquiring_a_free_lock(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-free"));
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    let (client, lock) = store.object(Client::lock, "cancel-free").await;
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.lock()).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
 async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("cancel-wait");
     let lock = client.lock(&name);
-    drop_after_each_poll(async |polls| {
-        let held = other.lock(&name).lock().await.unwrap();
-        let waiter = poll_up_to(polls, lock.lock());
-        let guard = beside_release(waiter, held.unlock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| {
+            let held = other.lock(&name).lock().await.unwrap();
+            let waiter = poll_up_to(polls, lock.lock());
+            beside_release(waiter, held.unlock()).await
+        },
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
 async fn waiting_in_the_local_queue(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-line"));
+    let (client, lock) = store.object(Client::lock, "cancel-line").await;
     drop_after_each_poll(async |polls| {
         // One waiter before and one after: a waiter that leaves the queue must not block the next
         // one.
         let guard = held(&lock).await;
         let after = {
             let mut gone = pin!(poll_up_to(polls, lock.lock()));
-            let mut after = Box::pin(lock.lock().into_future());
-            let both = async {
-                tokio::select! {
-                    biased;
-                    gone = &mut gone => gone,
-                    _ = &mut after => unreachable!("guard by another owner"),
-                    () = until("it is queued", async || client.status().subscriptions == 1) => None,
-                }
-            };
-            let first = both.await;
-            assert!(first.is_none());
+            let mut after = lock.lock().into_future();
+            tokio::select! {
+                biased;
+                gone = &mut gone => assert!(gone.is_none()),
+                _ = &mut after => unreachable!("guard by another owner"),
+                () = until_subscribed(&client, 1) => {}
+            }
             after
         };
         free(guard).await;
@@ -80,8 +69,7 @@ async fn waiting_in_the_local_queue(store: TestStore) {
 }
 
 async fn reentering(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-again"));
+    let (client, lock) = store.object(Client::lock, "cancel-again").await;
     drop_after_each_poll(async |polls| {
         let outer = held(&lock).await;
         let inner = poll_up_to(polls, outer.reenter()).await;
@@ -98,30 +86,25 @@ async fn reentering(store: TestStore) {
 }
 
 async fn releasing(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-unlock"));
-    drop_after_each_poll(async |polls| {
-        let guard = held(&lock).await;
-        let released = poll_up_to(polls, guard.unlock()).await;
-        assert_nothing_left(&client, &lock).await;
-        released.is_some()
-    })
+    let (client, lock) = store.object(Client::lock, "cancel-unlock").await;
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, held(&lock).await.unlock()).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
 async fn working_under_a_lock(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("cancel-run"));
-    drop_after_each_poll(async |polls| {
-        let work = async {
-            for _ in 0..3 {
-                tokio::task::yield_now().await;
-            }
-        };
-        let done = poll_up_to(polls, lock.run(work)).await;
-        assert_nothing_left(&client, &lock).await;
-        done.is_some()
-    })
+    let (client, lock) = store.object(Client::lock, "cancel-run").await;
+    let work = async || {
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.run(work())).await,
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
@@ -130,7 +113,7 @@ async fn working_under_a_lock(store: TestStore) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_between_any_two_polls_wakes_waiter() {
     let store = TestStore::server();
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     for polls in 1..30 {
         // Uses a new channel each time, which is not subscribed to yet.
         let lock = client.lock(&unique("heard"));
@@ -142,8 +125,7 @@ async fn release_between_any_two_polls_wakes_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert!(lock.is_locked().await.unwrap());
         free(held).await;
-        let guard = done("woken, not slept through", waiter).await;
-        free(guard).await;
+        free(done("woken, not slept through", waiter).await).await;
     }
 }
 
@@ -154,15 +136,14 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("cancel-flushed");
-    drop_after_each_poll(async |polls| {
-        let _: () = server.command(&["SCRIPT", "FLUSH"]);
-        server.cut_all();
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left(&client, &lock).await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| {
+            let _: () = server.command(&["SCRIPT", "FLUSH"]);
+            server.cut_all();
+            poll_up_to(polls, lock.lock()).await
+        },
+        async || assert_nothing_left(&client, &lock).await,
+    )
     .await;
 }
 
@@ -170,9 +151,7 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
 /// release is unanswered. The guard's own release then finds no hold, but this is not a loss.
 #[tokio::test(flavor = "current_thread")]
 async fn release_by_canceled_request_of_same_owner_is_no_loss() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let (lock, me) = (client.lock("a"), Owner::new());
     // So that the server knows both scripts.
     free(held(&lock).await).await;
@@ -187,11 +166,8 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
         assert!(poll_up_to(1, next.as_mut()).await.is_none());
         assert!(poll_up_to(1, release.as_mut()).await.is_none());
     }
-    tokio::select! {
-        biased;
-        _ = next.as_mut() => panic!("there are no answers"),
-        () = until("released", async || !server.command::<bool>(&["EXISTS", "a"])) => {}
-    }
+    let is_free = async || !server.command::<bool>(&["EXISTS", "a"]);
+    poll_until(next.as_mut(), until("released", is_free)).await;
     drop(next);
     proxy.discard_replies(false);
     proxy.cut();
@@ -205,24 +181,20 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_canceled_requests_leave_nothing_behind() {
     let store = TestStore::server();
-    let client = store.client().await;
-    let lock = client.lock(&unique("crowd"));
+    let (client, lock) = store.object(Client::lock, "crowd").await;
     for round in 0..5u64 {
-        let crowd: Vec<_> = (0..100u64)
-            .map(|n| {
-                let lock = lock.clone();
-                tokio::spawn(async move {
-                    let limit = Duration::from_micros((n * 7919 + round * 104_729) % 5000);
-                    let waiting = lock.lock().into_future();
-                    drop(tokio::time::timeout(limit, waiting).await);
-                })
-            })
-            .collect();
+        let crowd = spawn_each(0..100u64, |n| {
+            let lock = lock.clone();
+            async move {
+                let limit = Duration::from_micros((n * 7919 + round * 104_729) % 5000);
+                let waiting = lock.lock().into_future();
+                drop(tokio::time::timeout(limit, waiting).await);
+            }
+        });
         for one in crowd {
             one.await.unwrap();
         }
-        let last = within_limit("the lock is free", lock.lock()).await;
-        drop(last.unwrap());
+        drop(done("the lock is free", lock.lock()).await);
         assert_nothing_left(&client, &lock).await;
     }
 }

@@ -11,15 +11,11 @@ use crate::common::prelude::*;
 /// old token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let settings = Client::builder().watchdog_lease(Duration::from_millis(1500));
     let ours = settings.connect(&proxy.url()).await.unwrap();
-    let (lock, other, me) = (
-        ours.fenced_lock("a"),
-        ours.fenced_lock("{a}b"),
-        Owner::new(),
-    );
+    let (lock, other) = (ours.fenced_lock("a"), ours.fenced_lock("{a}b"));
+    let me = Owner::new();
     let both = MultiLock::new([lock.clone(), other.clone()]);
     let mut latest = 0;
     for several in [false, true] {
@@ -29,21 +25,17 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
             if server.command::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
             proxy.discard_replies(false);
             proxy.refuse(false);
         };
         assert!(lost.token() > latest);
         within_limit("lost", lost.lost()).await;
-        proxy.refuse(true);
-        proxy.cut();
+        cut_off(&proxy);
         proxy.discard_replies(false);
         proxy.refuse(false);
-        assert!(
-            server.command::<bool>(&["EXISTS", "a"]),
-            "the store still has it"
-        );
+        // The store still has it.
+        assert!(server.command::<bool>(&["EXISTS", "a"]));
         let token = match several {
             false => {
                 let next = retry_if_late(|| lock.lock().owner(me).lease(LONG)).await;
@@ -192,10 +184,8 @@ async fn restarted_process_with_same_client_id_is_another_owner() {
     assert_eq!(second.acquire(), None, "acquired the hold of {owner}");
     // The lease ends.
     assert!(server.command::<bool>(&["PEXPIRE", "a", "1"]));
-    until("expired", async || {
-        !server.command::<bool>(&["EXISTS", "a"])
-    })
-    .await;
+    let is_free = async || !server.command::<bool>(&["EXISTS", "a"]);
+    until("expired", is_free).await;
     let (next, greater) = second.acquire().expect("a free lock");
     assert!(owner.starts_with("pod-0:") && next.starts_with("pod-0:"));
     assert_ne!(next, owner);
@@ -259,8 +249,7 @@ mod after_lost_data {
 
     #[tokio::test]
     async fn token_is_advanced_on_a_server() {
-        let server = Server::start();
-        let client = Client::connect(&server.url()).await.unwrap();
+        let (server, client) = server_and_client().await;
         let lose = async || {
             let _: String = server.command(&["FLUSHALL"]);
         };
@@ -269,8 +258,7 @@ mod after_lost_data {
         let lock = client.fenced_lock("b");
         for foreign in ["x", "07", "1.5"] {
             let _: String = server.command(&["SET", key, foreign]);
-            let refused = lock.advance_token(5).await.unwrap_err();
-            assert_matches!(refused, Error::WrongKind { .. });
+            assert_matches!(lock.advance_token(5).await, Err(Error::WrongKind { .. }));
             assert_eq!(server.command::<String>(&["GET", key]), foreign);
         }
     }

@@ -34,8 +34,7 @@ fn some(names: &[(String, usize)], count: usize, frozen: bool) -> Vec<String> {
 /// Acquires and releases a lock on another node.
 async fn take_turns(client: &Client, name: &str) {
     let lock = client.lock(&format!("{name}-free"));
-    let guard = done("free", lock.lock()).await;
-    free(guard).await;
+    free(done("free", lock.lock()).await).await;
 }
 
 const FROZEN: usize = 1;
@@ -54,13 +53,9 @@ async fn frozen_node_loses_no_lock_on_other_nodes() {
     let elsewhere = some(&names, 5, false);
     let mut guards: Vec<(Guard, usize)> = Vec::new();
     for chunk in names.chunks(200) {
-        let acquiring = chunk.iter().map(|(name, node)| {
-            let acquired = tokio::spawn(client.lock(name).lock().into_future());
-            (acquired, *node)
-        });
-        let acquiring: Vec<_> = acquiring.collect();
-        for (acquired, node) in acquiring {
-            guards.push((acquired.await.unwrap().unwrap(), node));
+        let acquiring = spawn_each(chunk, |(name, _)| client.lock(name).lock());
+        for (acquired, (_, node)) in acquiring.into_iter().zip(chunk) {
+            guards.push((acquired.await.unwrap().unwrap(), *node));
         }
     }
     assert!(guards.iter().all(|(guard, _)| guard.is_valid()));
@@ -95,15 +90,11 @@ async fn frozen_node_loses_no_lock_on_other_nodes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_node_uses_up_no_turns_of_other_nodes() {
     let cluster = three_masters();
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
+    let client = connect(long_timeout(), &cluster.url()).await;
     let names = names(&cluster, 6000);
     let at_frozen = some(&names, 1500, true);
     let elsewhere = some(&names, 20, false);
-    let mut held = Vec::new();
-    for name in &elsewhere {
-        held.push(client.lock(name).lock().await.unwrap());
-    }
+    let held = held_all(elsewhere.iter().map(|name| client.lock(name))).await;
     // Callers use up turns only if there is a connection.
     take_turns(&client, &at_frozen[0]).await;
 
@@ -124,10 +115,8 @@ async fn frozen_node_uses_up_no_turns_of_other_nodes() {
         })
         .collect();
     // More callers wait than may send at the same time.
-    until("all ask", async || {
-        asking.load(Ordering::SeqCst) == at_frozen.len()
-    })
-    .await;
+    let all_ask = async || asking.load(Ordering::SeqCst) == at_frozen.len();
+    until("all ask", all_ask).await;
     for name in &elsewhere {
         take_turns(&client, name).await;
     }
@@ -144,10 +133,8 @@ async fn frozen_node_uses_up_no_turns_of_other_nodes() {
     let begun = Instant::now();
     drop(held);
     for name in &elsewhere {
-        until("released in the background", async || {
-            !client.lock(name).is_locked().await.unwrap()
-        })
-        .await;
+        let is_free = async || !client.lock(name).is_locked().await.unwrap();
+        until("released in the background", is_free).await;
     }
     let took = begun.elapsed();
     cluster.thaw(FROZEN);

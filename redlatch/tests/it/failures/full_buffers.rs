@@ -19,8 +19,7 @@ const ROUNDS: usize = 6;
 /// store must hold exactly what guards hold.
 async fn cancel_beside(load: impl AsyncFn(&Client) -> JoinSet<()>) {
     let mut random = Random(seed());
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     for round in 0..ROUNDS {
         let mut others = load(&client).await;
         let mut acquisitions = JoinSet::new();

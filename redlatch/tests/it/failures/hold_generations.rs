@@ -70,7 +70,7 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
 #[test]
 fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
     let server = Server::start();
-    let settings = || Client::builder().response_timeout(LONG);
+    let settings = || long_timeout();
     let ours = blocking::Client::with(settings(), &server.url()).unwrap();
     let theirs = blocking::Client::with(settings(), &server.url()).unwrap();
     let red = blocking::RedLock::new([ours.lock("a")]).member_timeout(BRIEF / 5);
@@ -134,14 +134,11 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
         }
     };
     within_limit("lost", lost.lost()).await;
-    let waiter = tokio::spawn(lock.lock().into_future());
-    until_subscribed(&ours, 1).await;
+    let waiter = waiter_of(&ours, lock.lock()).await;
     // Queues behind the waiter, and is canceled there.
-    let canceled = poll_up_to(1, lock.lock().owner(me)).await;
-    assert!(canceled.is_none());
+    assert!(poll_up_to(1, lock.lock().owner(me)).await.is_none());
     drop(lost);
-    let next = joined("released", waiter).await;
-    free(next).await;
+    free(joined("released", waiter).await).await;
 }
 
 const NAMES: [&str; 2] = ["{x}1", "{x}2"];
@@ -188,7 +185,7 @@ type NumberedGuard = (u64, (usize, Owner), Held);
 /// State that all tasks share.
 struct SharedState {
     server: Server,
-    proxy: Proxy,
+    proxy: Arc<Proxy>,
     clients: [Client; 2],
     locks: [[FencedLock; 2]; 2],
     guards: Mutex<Vec<NumberedGuard>>,
@@ -371,8 +368,7 @@ impl SharedState {
                     refuse_writes(&self.server, false);
                 }
                 6 => {
-                    proxy.refuse(true);
-                    proxy.cut();
+                    cut_off(proxy);
                     tokio::time::sleep(lasts).await;
                     proxy.refuse(false);
                 }
@@ -381,8 +377,7 @@ impl SharedState {
                     // assigned to the wrong requests.
                     proxy.discard_replies(true);
                     tokio::time::sleep(lasts).await;
-                    proxy.refuse(true);
-                    proxy.cut();
+                    cut_off(proxy);
                     proxy.discard_replies(false);
                     proxy.refuse(false);
                 }
@@ -402,8 +397,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     let seconds = std::env::var("REDLATCH_SECONDS").ok();
     let lasts = Duration::from_secs(seconds.map_or(5, |seconds| seconds.parse().unwrap()));
     let seed = seed();
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let connect = async || {
         let settings = Client::builder()
             .watchdog_lease(Duration::from_millis(600))
@@ -439,14 +433,11 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
         }
     }
     let (breaking, random) = (shared.clone(), Random(seeds.next()));
-    tasks.push(tokio::spawn(
-        async move { breaking.inject_faults(random).await },
-    ));
+    let breaking = async move { breaking.inject_faults(random).await };
+    tasks.push(tokio::spawn(breaking));
     let end = Instant::now() + lasts;
-    until("time is up", async || {
-        Instant::now() > end || shared.over.load(Ordering::SeqCst)
-    })
-    .await;
+    let over = async || Instant::now() > end || shared.over.load(Ordering::SeqCst);
+    until("time is up", over).await;
     shared.over.store(true, Ordering::SeqCst);
     done_all("the tasks end", tasks).await;
     let (acquired, lost) = (&shared.acquired, &shared.lost);
@@ -459,9 +450,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     assert!(acquired.load(Ordering::SeqCst) > 0);
     // Nothing is left behind for longer than a lease.
     for name in NAMES {
-        until("free", async || {
-            !shared.server.command::<bool>(&["EXISTS", name])
-        })
-        .await;
+        let is_free = async || !shared.server.command::<bool>(&["EXISTS", name]);
+        until("free", is_free).await;
     }
 }

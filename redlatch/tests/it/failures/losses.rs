@@ -9,13 +9,9 @@ const ENDLESS: Duration = Duration::from_secs(20_000);
 
 /// Creates the holder, whose renewals are due every two seconds, and another client.
 async fn clients(server: &Server) -> (Client, Client) {
-    let connect = |lease| {
-        let settings = Client::builder()
-            .watchdog_lease(lease)
-            .response_timeout(LONG);
-        async move { settings.connect(&server.url()).await.unwrap() }
-    };
-    (connect(WATCHDOG).await, connect(ENDLESS).await)
+    let settings = renewing().response_timeout(LONG);
+    let holder = connect(settings, &server.url()).await;
+    (holder, rarely_renewing(server).await)
 }
 
 /// How the loss is found after another program deletes the key: the first client holds the lock and
@@ -48,30 +44,24 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     }
     let waiting = tokio::spawn(wanted.lock().into_future());
     until("it waits", async || subscribed() > 0).await;
-    until(
-        "it has sent its request behind its subscription",
-        || async {
-            let clients: String = server.command(&["CLIENT", "LIST"]);
-            let is_subscribed = |client: &&str| client.contains(" sub=1 ");
-            let mut subscribed = clients.lines().filter(is_subscribed);
-            subscribed.any(|client| !client.contains(" cmd=subscribe "))
-        },
-    )
+    // It has sent its request behind its subscription.
+    until("it asks", async || {
+        let clients: String = server.command(&["CLIENT", "LIST"]);
+        let is_subscribed = |client: &&str| client.contains(" sub=1 ");
+        let mut subscribed = clients.lines().filter(is_subscribed);
+        subscribed.any(|client| !client.contains(" cmd=subscribe "))
+    })
     .await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe(channels).unwrap();
+    let received = Vec::from_iter(channels.iter().map(|channel| messages(server, channel)));
     let deleted: i64 = server.command(&["DEL", held.name()]);
     assert_eq!(deleted, 1);
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
     }
     let guard = joined("the waiter is woken", waiting).await;
-    pubsub
-        .set_read_timeout(Some(Duration::from_millis(50)))
-        .unwrap();
-    let was_woken = pubsub.get_message().is_ok();
+    let brief = Duration::from_millis(50);
+    let was_woken = received.iter().any(|one| one.recv_timeout(brief).is_ok());
     free(guard).await;
     was_woken
 }
@@ -118,11 +108,8 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
         let request = other.fair_lock("x").lock().into_future();
         tokio::spawn(async move { request.await?.unlock().await })
     });
-    until("all are in the queue", async || {
-        let queue: i64 = server.command(&["LLEN", "redisson_lock_queue:{x}"]);
-        queue == 3
-    })
-    .await;
+    let queued = || server.command::<i64>(&["LLEN", "redisson_lock_queue:{x}"]);
+    until("all are in the queue", async || queued() == 3).await;
     let _: String = server.command(&["FLUSHALL"]);
     joined_all("the waiter retries", waiting).await;
     let _ = guard.unlock().await;
@@ -136,9 +123,7 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let lost = held(&holder.lock("x")).await;
     let _: i64 = server.command(&["DEL", "x"]);
     let next = held(&other.lock("x")).await;
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe("redisson_lock__channel:{x}").unwrap();
+    let messages = messages(&server, "redisson_lock__channel:{x}");
     within_limit("lost", lost.lost()).await;
     let _ = lost.unlock().await;
     // A step in flight for the lost hold would find no owner after the release, and notify a
@@ -146,20 +131,14 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     within_limit("settled", holder.flush()).await;
     free(next).await;
     // The first message is that of the release.
-    pubsub.set_read_timeout(Some(LONG)).unwrap();
-    pubsub.get_message().unwrap();
-    pubsub
-        .set_read_timeout(Some(Duration::from_millis(50)))
-        .unwrap();
-    assert!(pubsub.get_message().is_err(), "one message, of the release");
+    messages.recv_timeout(LONG).unwrap();
+    let more = messages.recv_timeout(Duration::from_millis(50));
+    assert!(more.is_err(), "one message, of the release");
 }
 
 /// Renewals are due after hours, so only a sweep can find a loss earlier.
 async fn rarely_renewing(server: &Server) -> Client {
-    let settings = Client::builder()
-        .watchdog_lease(ENDLESS)
-        .response_timeout(LONG);
-    settings.connect(&server.url()).await.unwrap()
+    connect(long_timeout().watchdog_lease(ENDLESS), &server.url()).await
 }
 
 /// Acquires fifty holds of all kinds, half of them with a fixed lease.
@@ -206,7 +185,7 @@ async fn after_flushall_one_loss_reveals_all_others() {
     let client = rarely_renewing(&server).await;
     let guards = fifty_holds(&client).await;
     let () = server.command(&["FLUSHALL"]);
-    assert_lost(&guards[0].reenter().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guards[0].reenter().await, Loss::NotHeld);
     all_learn_of_their_loss(&guards).await;
 }
 
@@ -247,15 +226,13 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     let first = held(&client.lock("first")).await;
     let _: i64 = server.command(&["DEL", "first", "deleted"]);
     let _: i64 = server.command(&["PEXPIRE", "renewed", "5000000"]);
-    assert_lost(&first.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(first.unlock().await, Loss::NotHeld);
     // Fixed leases are checked together.
     within_limit("the deleted one is lost", deleted.lost()).await;
     let left: i64 = server.command(&["PTTL", "fixed"]);
     assert!((1..=300_000).contains(&left), "{left}");
-    until("the other is renewed", async || {
-        pttl(&server, "renewed") > 10_000_000
-    })
-    .await;
+    let is_renewed = async || pttl(&server, "renewed") > 10_000_000;
+    until("the other is renewed", is_renewed).await;
     assert!(fixed.is_valid() && renewed.is_valid());
     assert!(fixed.valid_for() <= LONG * 5);
 }

@@ -124,8 +124,7 @@ async fn crowd_at_a_frozen_server_fails_with_the_response_timeout() {
     for (kind, call) in KINDS {
         let server = Server::start();
         let timeout = Duration::from_secs(3);
-        let settings = Client::builder().response_timeout(timeout);
-        let client = settings.connect(&server.url()).await.unwrap();
+        let client = connect(Client::builder().response_timeout(timeout), &server.url()).await;
         server.freeze();
         let lag = Lag::measure();
         let mut crowd = Crowd::default();
@@ -151,8 +150,7 @@ async fn crowd_at_a_frozen_server_fails_with_the_response_timeout() {
 async fn crowds_at_a_frozen_server_leave_no_more_behind_than_was_sent() {
     for (kind, call) in KINDS {
         let server = Server::start();
-        let settings = Client::builder().response_timeout(LONG);
-        let client = settings.connect(&server.url()).await.unwrap();
+        let client = connect(long_timeout(), &server.url()).await;
         server.freeze();
         let wait = Duration::from_millis(300);
         let lag = Lag::measure();
@@ -179,7 +177,7 @@ async fn crowds_at_a_frozen_server_leave_no_more_behind_than_was_sent() {
 async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
     let mut server = Server::start();
     // So long that only the wait limit explains a timely answer.
-    let client = Client::builder().response_timeout(LONG);
+    let client = long_timeout();
     let client = client.connect(&server.url()).await.unwrap();
     server.kill();
     let wait = Duration::from_millis(500);
@@ -213,21 +211,17 @@ async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
         assert!(expected(error), "{error}");
     }
     let slowest = crowd.slowest;
-    assert!(
-        slowest < lag.allowed(wait),
-        "{slowest:?} of {n}, {most} at once"
-    );
+    let allowed = lag.allowed(wait);
+    assert!(slowest < allowed, "{slowest:?} of {n}, {most} at once");
     let left = client.status().background;
     assert!(left <= MAX_IN_FLIGHT, "{left} left behind of {n}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (_server, proxy) = proxied_server();
     // Callers return at the wait limit, even on a machine that paused for a while.
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(long_timeout(), &proxy.url()).await;
     let wait = Duration::from_millis(1500);
     let lag = Lag::measure();
     for (kind, call) in KINDS {

@@ -108,8 +108,7 @@ async fn sentinels_are_queried_with_pauses() {
 /// The connection breaks with the first step. Only an answer to a step is a success.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_that_breaks_after_its_handshake_is_replaced_with_pauses() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let client = impatient().connect(&proxy.url()).await.unwrap();
     proxy.reset_on(Some("EVALSHA"));
     let requesting = keep_requesting(&client, "breaks", 200);

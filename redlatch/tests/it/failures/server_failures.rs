@@ -28,10 +28,7 @@ fn short_timeout() -> redlatch::ClientBuilder {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn released_lock_is_not_renewed() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let sentinel = held(&client.lock("sentinel")).await;
     let me = Owner::new();
     let owner = String::from(client.owner_id(me));
@@ -63,36 +60,27 @@ async fn released_lock_is_not_renewed() {
 /// F2: when renewal fails, the holder knows before the server expires the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_learns_of_loss_before_lease_ends() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let watchdog = Duration::from_secs(2);
-    let client = with_watchdog(watchdog).connect(&proxy.url()).await.unwrap();
+    let client = connect(with_watchdog(watchdog), &proxy.url()).await;
     let lock = client.lock("a");
     for hard in [false, true] {
         let guard = retry_if_late(|| lock.lock()).await;
         if hard {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
         } else {
             proxy.stall(true);
         }
         // Whenever the server reports that the key is gone, the guard must already have known.
         let mut connection = server.connection();
-        loop {
-            let there: bool = redis::cmd("EXISTS")
-                .arg("a")
-                .query(&mut connection)
-                .unwrap();
-            let valid = guard.is_valid();
-            if !there {
-                assert!(!valid, "still valid after its lease had ended");
-                break;
-            }
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg("a");
+        while exists.query::<bool>(&mut connection).unwrap() {
             tokio::task::yield_now().await;
         }
+        assert!(!guard.is_valid(), "still valid after its lease had ended");
         within_limit("the loss is reported", guard.lost()).await;
-        let lost = guard.unlock().await.unwrap_err();
-        assert_lost(&lost, Loss::LeaseEnded);
+        assert_lost(guard.unlock().await, Loss::LeaseEnded);
         proxy.stall(false);
         proxy.refuse(false);
         until("nothing is left", async || client.status().holds == 0).await;
@@ -102,15 +90,13 @@ async fn holder_learns_of_loss_before_lease_ends() {
 /// F3: failed renewals are retried; after the connection is restored, the lock stays held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_survives_a_broken_connection() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = with_watchdog(WATCHDOG).connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(with_watchdog(WATCHDOG), &proxy.url()).await;
     let guard = held(&client.lock("a")).await;
     for way in ["refused", "cut", "stalled"] {
         match way {
             "refused" => {
-                proxy.refuse(true);
-                proxy.cut();
+                cut_off(&proxy);
             }
             "cut" => proxy.cut(),
             _ => proxy.stall(true),
@@ -132,14 +118,12 @@ async fn renewal_survives_a_broken_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     let mut server = Server::start();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let guard = held(&client.lock("a")).await;
     server.restart();
     within_limit("the loss is reported", guard.lost()).await;
     assert!(guard.unlock().await.is_err());
-    let guard = held(&client.lock("a")).await;
-    free(guard).await;
+    free(held(&client.lock("a")).await).await;
 }
 
 /// A server that does not answer causes a response timeout; one to which no connection can be
@@ -147,12 +131,11 @@ async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_failure_differs_from_response_timeout() {
     let proxy = Proxy::to(shared().port());
-    let client = short_timeout().connect(&proxy.url()).await.unwrap();
+    let client = connect(short_timeout(), &proxy.url()).await;
     let name = unique("unreachable");
     let lock = client.lock(&name);
     proxy.stall(true);
-    let error = lock.try_lock().await.unwrap_err();
-    assert_matches!(error, Error::ResponseTimeout { .. });
+    assert_matches!(lock.try_lock().await, Err(Error::ResponseTimeout { .. }));
     // From now on connections are accepted, but no data is sent on them.
     proxy.cut();
     let said = "no connection within";
@@ -171,7 +154,7 @@ async fn connection_failure_differs_from_response_timeout() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_without_answer_is_undone() {
     let server = Server::start();
-    let client = short_timeout().connect(&server.url()).await.unwrap();
+    let client = connect(short_timeout(), &server.url()).await;
     let lock = client.lock("a");
     retry_if_late(|| lock.run(async {})).await;
     for paused in [false, true] {
@@ -195,27 +178,17 @@ async fn acquisition_without_answer_is_undone() {
 /// same acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_with_lost_answer_is_acquired_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let lock = client.lock("a");
     lock.run(async {}).await.unwrap();
     for _ in 0..10 {
-        let guard = with_lost_answer(&proxy, lock.lock().into_future())
-            .await
-            .unwrap();
-        assert_eq!(
-            server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
-            "1"
-        );
-        let inner = with_lost_answer(&proxy, guard.reenter().into_future())
-            .await
-            .unwrap();
-        assert_eq!(
-            server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
-            "2"
-        );
-        free(inner).await;
+        let guard = with_lost_answer(&proxy, lock.lock().into_future()).await;
+        let guard = guard.unwrap();
+        let holds = || server.command::<u32>(&["HGET", "a", guard.owner_id().as_str()]);
+        assert_eq!(holds(), 1);
+        let inner = with_lost_answer(&proxy, guard.reenter().into_future()).await;
+        assert_eq!(holds(), 2);
+        free(inner.unwrap()).await;
         free(guard).await;
         assert_eq!(pttl(&server, "a"), -2);
     }
@@ -225,9 +198,7 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
 /// hold that another owner acquired in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_with_lost_answer_succeeds_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let other = Client::connect(&server.url()).await.unwrap();
     for _ in 0..10 {
         let guard = held(&client.lock("a")).await;
@@ -243,10 +214,7 @@ async fn release_with_lost_answer_succeeds_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let kept = held(&client.lock("kept")).await;
     for n in 0..20 {
         let lock = client.lock(&format!("flushed-{n}"));
@@ -262,20 +230,65 @@ async fn flushed_scripts_are_loaded_again() {
     free(kept).await;
 }
 
+/// The same for objects with scripts of their own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flushed_scripts_of_other_objects_are_loaded_again() {
+    let (server, client) = server_and_client().await;
+    let semaphore = client.semaphore("semaphore");
+    let expirable = client.expirable_semaphore("expirable");
+    let latch = client.count_down_latch("latch");
+    let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(expirable.try_set_permits(1).await.unwrap());
+    let flush = || server.command::<()>(&["SCRIPT", "FLUSH"]);
+    for _ in 0..10 {
+        flush();
+        let permits = semaphore.acquire_many(3).await.unwrap();
+        flush();
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        flush();
+        permits.release().await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), 3);
+
+        flush();
+        let permit = expirable.acquire().await.unwrap();
+        flush();
+        permit.release().await.unwrap();
+        assert_eq!(expirable.available().await.unwrap(), 1);
+        assert_eq!(expirable.acquired().await.unwrap(), 0);
+        assert_eq!(expirable.total().await.unwrap(), 1);
+
+        flush();
+        assert!(latch.try_set_count(2).await.unwrap());
+        flush();
+        assert_eq!(latch.count_down().await.unwrap(), 1);
+        flush();
+        let wait = Duration::from_millis(5);
+        assert!(!retry_if_late(|| latch.try_wait().wait(wait).into_future()).await);
+        flush();
+        assert!(latch.delete().await.unwrap());
+
+        flush();
+        let guard = held(&multi).await;
+        flush();
+        free(guard).await;
+    }
+    within_limit("settled", client.flush()).await;
+    assert_idle(&client);
+    assert!(!client.lock("a").is_locked().await.unwrap());
+    assert!(!client.lock("b").is_locked().await.unwrap());
+}
+
 /// Flushed data is reported as a loss, and another owner can acquire the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_data_is_reported_as_loss() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
     let guard = held(&client.lock("a")).await;
     let _: () = server.command(&["FLUSHALL"]);
     let other = held(&client.lock("a")).await;
     within_limit("the loss is reported", guard.lost()).await;
-    let lost = guard.unlock().await.unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
     assert!(other.is_valid());
     free(other).await;
 }
@@ -284,14 +297,8 @@ async fn flushed_data_is_reported_as_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_bad_key_does_not_fail_the_renewal_batch() {
     let server = Server::start();
-    let client = with_watchdog(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
-    let mut guards = Vec::new();
-    for n in 0..150 {
-        guards.push(held(&client.lock(&format!("batch-{n}"))).await);
-    }
+    let client = connect(with_watchdog(WATCHDOG), &server.url()).await;
+    let mut guards = held_all((0..150).map(|n| client.lock(&format!("batch-{n}")))).await;
     let _: () = server.command(&["SET", "batch-70", "precious"]);
     within_limit("the loss is reported", guards[70].lost()).await;
     let bad = guards.remove(70);
@@ -307,30 +314,22 @@ async fn one_bad_key_does_not_fail_the_renewal_batch() {
 async fn contention_loses_no_lease() {
     // A separate server: other tests would wait behind the crowd.
     let server = Server::start();
-    let client = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let family = unique("crowded");
-    let mut held = Vec::new();
-    for n in 0..50 {
-        held.push(client.lock(&format!("{family}:{n}")).lock().await.unwrap());
-    }
+    let locks = (0..50).map(|n| client.lock(&format!("{family}:{n}")));
+    let held = held_all(locks).await;
     let over = Arc::new(AtomicBool::new(false));
     let attempts = Arc::new(AtomicU64::new(0));
-    let crowd: Vec<_> = (0..1000)
-        .map(|n| {
-            let lock = client.lock(&format!("{family}:{}", n % 50));
-            let (over, attempts) = (over.clone(), attempts.clone());
-            tokio::spawn(async move {
-                while !over.load(Ordering::Relaxed) {
-                    assert!(lock.try_lock().await.unwrap().is_none());
-                    attempts.fetch_add(1, Ordering::Relaxed);
-                }
-            })
-        })
-        .collect();
+    let crowd = spawn_each(0..1000, |n| {
+        let lock = client.lock(&format!("{family}:{}", n % 50));
+        let (over, attempts) = (over.clone(), attempts.clone());
+        async move {
+            while !over.load(Ordering::Relaxed) {
+                assert!(lock.try_lock().await.unwrap().is_none());
+                attempts.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    });
     let mut seen: Vec<_> = held.iter().map(|guard| (guard.valid_for(), 0)).collect();
     until("each is renewed twice", || {
         for (guard, (before, renewals)) in held.iter().zip(&mut seen) {
@@ -352,24 +351,18 @@ async fn contention_loses_no_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_recovers_from_refused_reconnection() {
     let server = Server::start();
-    let client = short_timeout().connect(&server.url()).await.unwrap();
+    let client = connect(short_timeout(), &server.url()).await;
     let lock = client.lock("a");
     retry_if_late(|| lock.run(async {})).await;
     let mut admin = server.connection();
-    let config = |value: &str, admin: &mut redis::Connection| {
-        let set = redis::cmd("CONFIG")
-            .arg(&["SET", "maxclients", value])
-            .query::<()>(admin);
-        set.unwrap();
+    let mut admin = |command: &str, arguments: &[&str]| {
+        let mut command = redis::cmd(command);
+        command.arg(arguments).exec(&mut admin).unwrap();
     };
-    config("1", &mut admin);
-    let _: i64 = redis::cmd("CLIENT")
-        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
-        .query(&mut admin)
-        .unwrap();
-    let error = lock.lock().await.unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
-    config("1000", &mut admin);
+    admin("CONFIG", &["SET", "maxclients", "1"]);
+    admin("CLIENT", &["KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    assert_matches!(lock.lock().await, Err(Error::Unavailable { .. }));
+    admin("CONFIG", &["SET", "maxclients", "1000"]);
     retry_if_late(|| lock.run(async {})).await;
 }
 
@@ -394,10 +387,8 @@ async fn dropped_client_closes_its_connection() {
 /// The result of the work is not discarded because the release was not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_returns_the_result_if_the_release_is_not_answered() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let (_server, proxy) = proxied_server();
+    let client = connect(response_timeout(Duration::from_millis(300)), &proxy.url()).await;
     let lock = client.lock("a");
     let work = || async {
         proxy.stall(true);
@@ -409,13 +400,18 @@ async fn run_returns_the_result_if_the_release_is_not_answered() {
     assert!(!retry_if_late(|| lock.is_locked()).await);
 }
 
+/// Creates a client that logs in as the user `app`, who may do everything.
+async fn client_of_user(server: &Server) -> Client {
+    let () = server.command(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    Client::connect(&url).await.unwrap()
+}
+
 /// A release is retried even if the server refuses the client for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_is_retried_after_refusal() {
     let server = Server::start();
-    let _: () = server.command(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
-    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
-    let client = Client::connect(&url).await.unwrap();
+    let client = client_of_user(&server).await;
     let guard = client.lock("a").lock().lease(10 * LONG).await.unwrap();
     let _: () = server.command(&["ACL", "SETUSER", "app", "off"]);
     server.cut_all();
@@ -431,10 +427,7 @@ async fn release_is_retried_after_refusal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_ends_after_a_few_refusals() {
     let server = Server::start();
-    let rules = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
-    let _: () = server.command(&rules);
-    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
-    let client = Client::connect(&url).await.unwrap();
+    let client = client_of_user(&server).await;
     let lock = client.lock("a");
     let guard = lock.lock().lease(10 * LONG).await.unwrap();
     let _: () = server.command(&["ACL", "SETUSER", "app", "resetkeys"]);
@@ -443,10 +436,8 @@ async fn flush_ends_after_a_few_refusals() {
     let unsettled = client.flush_within(Duration::ZERO).await;
     assert_eq!(Vec::from_iter(unsettled.names()), ["a"]);
     let _: () = server.command(&["ACL", "SETUSER", "app", "~*"]);
-    until("tried again", async || {
-        client.flush_within(Duration::ZERO).await.is_empty()
-    })
-    .await;
+    let settled = async || client.flush_within(Duration::ZERO).await.is_empty();
+    until("tried again", settled).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -470,23 +461,18 @@ async fn unsent_attempts_need_no_settling() {
     let mut server = Server::start();
     // Long enough for each request to get the reason for the failed connection, which is not
     // retried all the time.
-    let settings = Client::builder().response_timeout(Duration::from_secs(1));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_secs(1)), &server.url()).await;
     server.kill();
     // It may be sent before the client finds the connection broken. Then its release is tried until
     // some seconds after the end of its lease.
-    let error = client.lock("a").try_lock().lease(SHORT).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
-    until("the first is given up", async || {
-        client.status().background == 0
-    })
-    .await;
-    let tries: Vec<_> = (0..500)
-        .map(|n| tokio::spawn(client.lock(&format!("n-{n}")).try_lock().into_future()))
-        .collect();
+    assert_transient(client.lock("a").try_lock().lease(SHORT).await);
+    let given_up = async || client.status().background == 0;
+    until("the first is given up", given_up).await;
+    let tries = spawn_each(0..500, |n| {
+        client.lock(&format!("n-{n}")).try_lock().into_future()
+    });
     for one in tries {
-        let error = done("refused", one).await.unwrap_err();
-        assert_matches!(error, Error::Unavailable { .. });
+        assert_matches!(done("refused", one).await, Err(Error::Unavailable { .. }));
     }
     assert_eq!(client.status().background, 0);
 }

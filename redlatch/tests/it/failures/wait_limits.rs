@@ -13,11 +13,6 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// Answered long before the response timeout.
 const AT_THE_LIMIT: Duration = Duration::from_secs(20);
 
-async fn long_timeout_client(url: &str) -> Client {
-    let settings = Client::builder().response_timeout(LONG);
-    settings.connect(url).await.unwrap()
-}
-
 /// Runs every waiting request once with a limit. Returns whether each was granted.
 async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
     let named = Owner::new();
@@ -58,14 +53,12 @@ async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Res
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_while_connections_are_refused() {
     let mut server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     server.kill();
     for (kind, answer) in each_request(&client, LIMIT).await {
         let error = answer.unwrap_err();
-        assert!(
-            matches!(error, Error::Unavailable { .. }),
-            "{kind}: {error}"
-        );
+        let is_refused = matches!(error, Error::Unavailable { .. });
+        assert!(is_refused, "{kind}: {error}");
     }
     // The first request may have been sent before the client noticed the end of the connection.
     let left = client.status().background;
@@ -75,7 +68,7 @@ async fn wait_limit_holds_while_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_while_the_server_is_frozen() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     server.freeze();
     for (kind, answer) in each_request(&client, LIMIT).await {
         let error = answer.unwrap_err();
@@ -93,23 +86,21 @@ async fn wait_limit_holds_while_the_server_is_frozen() {
 #[test]
 fn blocking_wait_limit_holds_while_connections_are_refused() {
     let mut server = Server::start();
-    let settings = Client::builder().response_timeout(LONG);
-    let client = blocking::Client::with(settings, &server.url()).unwrap();
+    let client = blocking::Client::with(long_timeout(), &server.url()).unwrap();
     server.kill();
     let (lock, other) = (client.lock("a"), client.lock("b"));
     let both = blocking::MultiLock::new([&lock, &other]);
     let begun = Instant::now();
     let outage = Duration::MAX;
-    let error = lock.try_lock().wait(LIMIT).block().unwrap_err();
-    assert!(error.is_transient());
+    assert_transient(lock.try_lock().wait(LIMIT).block());
     let error = both.try_lock().wait(LIMIT).outage_limit(outage).block();
-    assert!(error.unwrap_err().is_transient());
+    assert_transient(error);
     let semaphore = client.semaphore("p");
     let error = semaphore.try_acquire().wait(LIMIT).outage_limit(outage);
-    assert!(error.block().unwrap_err().is_transient());
+    assert_transient(error.block());
     let latch = client.count_down_latch("l");
     let error = latch.try_wait().wait(LIMIT).outage_limit(outage).block();
-    assert!(error.unwrap_err().is_transient());
+    assert_transient(error);
     assert!(begun.elapsed() < AT_THE_LIMIT);
 }
 
@@ -117,13 +108,13 @@ fn blocking_wait_limit_holds_while_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     server.freeze();
     let first = tokio::spawn(lock.lock().owner(me).into_future());
     let begun = Instant::now();
     let second = lock.try_lock().wait(LIMIT).owner(me).await;
-    assert!(second.unwrap_err().is_transient());
+    assert_transient(second);
     assert!(begun.elapsed() < AT_THE_LIMIT);
     server.thaw();
     free(joined("answered", first).await).await;
@@ -132,19 +123,18 @@ async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_none_if_last_answer_was_held() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     let guard = held(&client.lock("a")).await;
     let lock = client.lock("a");
     let waits = |limit: Duration| tokio::spawn(lock.try_lock().wait(limit).into_future());
     let mut waiters = vec![waits(Duration::from_secs(8))];
-    until("it waits", async || server.info("pubsub_channels") == "1").await;
+    until("it waits", async || channels(&server) == 1).await;
     until_queue_knows(&lock, true).await;
     server.freeze();
     // These waiters send no request: they know the answer that the first waiter in the queue got.
     waiters.extend([LIMIT, 2 * LIMIT].map(waits));
     for waiter in waiters {
-        let answer = done("at the limit", waiter).await;
-        assert!(answer.unwrap().is_none());
+        assert!(done("at the limit", waiter).await.unwrap().is_none());
     }
     server.thaw();
     free(guard).await;
@@ -164,21 +154,18 @@ async fn until_queue_knows(lock: &Lock, known: bool) {
 /// and has got no answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder().response_timeout(10 * LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
-    let holder = long_timeout_client(&server.url()).await;
+    let (server, proxy) = proxied_server();
+    let client = connect(Client::builder().response_timeout(10 * LONG), &proxy.url()).await;
+    let holder = connect(long_timeout(), &server.url()).await;
     let held = holder.lock("a").lock().await.unwrap();
     let lock = client.lock("a");
     let first = tokio::spawn(lock.lock().into_future());
-    until("it waits", async || server.info("pubsub_channels") == "1").await;
+    until("it waits", async || channels(&server) == 1).await;
     until_queue_knows(&lock, true).await;
     proxy.stall(true);
     proxy.cut();
     until_queue_knows(&lock, false).await;
-    let error = lock.try_lock().wait(LIMIT).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(lock.try_lock().wait(LIMIT).await);
     proxy.stall(false);
     free(held).await;
     let guard = joined("served", first).await;
@@ -188,9 +175,8 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
 /// If the process paused until the limit, the answer may be in flight.
 #[tokio::test]
 async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = long_timeout_client(&proxy.url()).await;
+    let (_server, proxy) = proxied_server();
+    let client = connect(long_timeout(), &proxy.url()).await;
     free(held(&client.lock("a")).await).await;
     proxy.delay(Duration::from_millis(10));
     let mut obtained = 0;
@@ -210,20 +196,16 @@ async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_name_fail_together() {
     let mut server = Server::start();
-    let holder = long_timeout_client(&server.url()).await;
+    let holder = connect(long_timeout(), &server.url()).await;
     let timeout = Duration::from_secs(1);
-    let settings = Client::builder().response_timeout(timeout);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(Client::builder().response_timeout(timeout), &server.url()).await;
     let guard = held(&holder.lock("a")).await;
-    let waiters: Vec<_> = (0..60)
-        .map(|_| tokio::spawn(client.lock("a").lock().into_future()))
-        .collect();
-    until("they wait", async || server.info("pubsub_channels") == "1").await;
+    let waiters = spawn_each(0..60, |_| client.lock("a").lock());
+    until("they wait", async || channels(&server) == 1).await;
     server.kill();
     let begun = Instant::now();
     for waiter in waiters {
-        let error = done("failed", waiter).await.unwrap_err();
-        assert!(error.is_transient(), "{error}");
+        assert_transient(done("failed", waiter).await);
     }
     // One after the other, it would take a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
@@ -234,16 +216,14 @@ async fn waiters_of_one_name_fail_together() {
 /// another owner has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let second = tokio::spawn(lock.lock().into_future());
-    until("it waits", async || server.info("pubsub_channels") == "1").await;
+    until("it waits", async || channels(&server) == 1).await;
     free(first).await;
     let held = joined("served", second).await;
-    let refused = lock.try_lock().wait(LIMIT).await.unwrap();
-    assert!(refused.is_none());
+    assert!(lock.try_lock().wait(LIMIT).await.unwrap().is_none());
     free(held).await;
 }
 
@@ -252,21 +232,20 @@ async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_left_their_queue_report_unreachable_store() {
     let mut server = Server::start();
-    let holder = long_timeout_client(&server.url()).await;
+    let holder = connect(long_timeout(), &server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let settings = settings.outage_limit(10 * LONG);
     let url = server.url();
     let client = retry_transient(|| settings.clone().connect(&url)).await;
     let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
-    let limits = (0..20).map(|i| Duration::from_secs(10) + i * LIMIT / 3);
-    let waiters: Vec<_> = limits
-        .map(|limit| tokio::spawn(client.lock("a").try_lock().wait(limit).into_future()))
-        .collect();
-    until("they wait", async || server.info("pubsub_channels") == "1").await;
+    let waiters = spawn_each(0..20, |i| {
+        let limit = Duration::from_secs(10) + i * LIMIT / 3;
+        client.lock("a").try_lock().wait(limit)
+    });
+    until("they wait", async || channels(&server) == 1).await;
     server.kill();
     for waiter in waiters {
-        let error = done("failed", waiter).await.unwrap_err();
-        assert!(error.is_transient(), "{error}");
+        assert_transient(done("failed", waiter).await);
     }
     drop(held);
 }
@@ -281,17 +260,15 @@ async fn unanswered_inspections_keep_no_turns() {
     let url = server.url();
     let client = retry_transient(|| settings.clone().connect(&url)).await;
     server.freeze();
-    let inspecting: Vec<_> = (0..700)
-        .map(|i| {
-            let latch = client.count_down_latch(&format!("l{i}"));
-            tokio::spawn(async move { latch.wait().await })
-        })
-        .collect();
+    let inspecting = spawn_each(0..700, |i| {
+        let latch = client.count_down_latch(&format!("l{i}"));
+        async move { latch.wait().await }
+    });
     let latch = client.count_down_latch("once");
     // By the second failure, the others have failed at least once, too.
     for _ in 0..2 {
         let once = latch.wait().outage_limit(Duration::ZERO);
-        assert!(once.await.unwrap_err().is_transient());
+        assert_transient(once.await);
     }
     server.thaw();
     joined_all("answered", inspecting).await;
@@ -302,10 +279,8 @@ async fn unanswered_inspections_keep_no_turns() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_of_one_owner_fail_together() {
     let server = Server::start();
-    let settings = Client::builder()
-        .response_timeout(Duration::from_secs(1))
-        .watchdog_lease(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
+    let client = connect(settings.watchdog_lease(LONG), &server.url()).await;
     let (lock, other, me) = (client.lock("a"), client.lock("b"), Owner::new());
     let both = MultiLock::new([&lock, &other]);
     let mut guards = Vec::new();
@@ -323,8 +298,7 @@ async fn steps_of_one_owner_fail_together() {
         steps.push(tokio::spawn(async move { request.await.map(drop) }));
     }
     for step in steps {
-        let error = done("failed", step).await.unwrap_err();
-        assert!(error.is_transient(), "{error}");
+        assert_transient(done("failed", step).await);
     }
     // One after the other, it would take at least half a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
@@ -333,46 +307,31 @@ async fn steps_of_one_owner_fail_together() {
     assert!(server.command::<Vec<String>>(&["KEYS", "*"]).is_empty());
 }
 
-/// Lets no data through until `through` is called.
-fn cut(proxy: &Proxy) {
-    proxy.refuse(true);
-    proxy.cut();
-}
-
 /// The waiter was queued when the outage began, and retries faster than its queue ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queued_waiter_fails_at_the_outage_limit() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let holder = long_timeout_client(&server.url()).await;
+    let (server, proxy) = proxied_server();
+    let holder = connect(long_timeout(), &server.url()).await;
     let guard = held(&holder.lock("a")).await;
     for linger in [Duration::ZERO, Duration::from_secs(1), LIMIT * 60] {
-        let settings = Client::builder()
-            .response_timeout(Duration::from_millis(100))
-            .subscription_linger(linger)
-            .outage_limit(Duration::from_millis(500));
-        let client = settings.connect(&proxy.url()).await.unwrap();
+        let settings = response_timeout(Duration::from_millis(100)).subscription_linger(linger);
+        let settings = settings.outage_limit(Duration::from_millis(500));
+        let client = connect(settings, &proxy.url()).await;
         let waiter = tokio::spawn(client.lock("a").lock().into_future());
-        until("it waits", async || server.info("pubsub_channels") == "1").await;
-        cut(&proxy);
-        let error = done("failed", waiter).await.unwrap_err();
-        assert!(error.is_transient(), "{error}");
+        until("it waits", async || channels(&server) == 1).await;
+        cut_off(&proxy);
+        assert_transient(done("failed", waiter).await);
         proxy.refuse(false);
-        until("nothing waits", async || {
-            server.info("pubsub_channels") == "0"
-        })
-        .await;
+        until("nothing waits", async || channels(&server) == 0).await;
     }
     free(guard).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let holder = long_timeout_client(&server.url()).await;
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let holder = connect(long_timeout(), &server.url()).await;
+    let client = connect(response_timeout(Duration::from_millis(300)), &proxy.url()).await;
     let guard = held(&holder.lock("a")).await;
     let other = held(&holder.lock("b")).await;
     let unlimited = Duration::MAX;
@@ -387,34 +346,25 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let latch = client.count_down_latch("l");
     assert!(holder.count_down_latch("l").try_set_count(1).await.unwrap());
     let opened = tokio::spawn(latch.wait().outage_limit(unlimited).into_future());
-    until("they wait", async || {
-        // One of them is queued for the other lock, or for the same one.
-        server.info("pubsub_channels").parse::<usize>().unwrap() >= 3
-    })
-    .await;
-    cut(&proxy);
+    // One of them is queued for the other lock, or for the same one.
+    until("they wait", async || channels(&server) >= 3).await;
+    cut_off(&proxy);
     // Longer than the response timeout: requests without an outage limit, and with a short one,
     // fail.
     for limit in [Duration::ZERO, Duration::from_millis(500)] {
         let request = client.lock("c").lock().outage_limit(limit);
-        let error = within_limit("failed", request).await.unwrap_err();
-        assert!(error.is_transient(), "{error}");
+        assert_transient(within_limit("failed", request).await);
     }
     // The wait limit takes precedence.
-    let limited = client
-        .lock("c")
-        .try_lock()
-        .wait(LIMIT)
-        .outage_limit(unlimited);
-    let error = within_limit("at its limit", limited).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
-    for waiter in [
+    let lock_c = client.lock("c");
+    let limited = lock_c.try_lock().wait(LIMIT).outage_limit(unlimited);
+    assert_transient(within_limit("at its limit", limited).await);
+    let failed = [
         lock.is_finished(),
         multi.is_finished(),
         opened.is_finished(),
-    ] {
-        assert!(!waiter, "a waiter has failed");
-    }
+    ];
+    assert_eq!(failed, [false; 3]);
     assert!(!permits.is_finished());
     proxy.refuse(false);
     free(guard).await;
@@ -434,11 +384,8 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
 #[tokio::test]
 async fn attempts_that_wait_for_replicas_are_one_outage() {
     let server = Server::start();
-    let settings = Client::builder()
-        .replica_sync(ReplicaSync::AtLeast(1))
-        .replica_timeout(LIMIT)
-        .response_timeout(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(1));
+    let client = connect(settings.replica_timeout(LIMIT), &server.url()).await;
     for limit in [LIMIT / 3, 3 * LIMIT] {
         let request = client.lock("a").lock().outage_limit(limit);
         let error = within_limit("failed", request).await.unwrap_err();
@@ -448,13 +395,10 @@ async fn attempts_that_wait_for_replicas_are_one_outage() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_lifts_the_outage_limit_of_its_client() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder()
-        .response_timeout(Duration::from_millis(300))
-        .outage_limit(Duration::from_millis(300));
-    let client = settings.connect(&proxy.url()).await.unwrap();
-    cut(&proxy);
+    let (_server, proxy) = proxied_server();
+    let settings = response_timeout(LIMIT).outage_limit(LIMIT);
+    let client = connect(settings, &proxy.url()).await;
+    cut_off(&proxy);
     let lock = tokio::spawn(client.lock("a").lock().outage_limit(None).into_future());
     let latch = client.count_down_latch("l").wait().outage_limit(None);
     let latch = tokio::spawn(latch.into_future());
@@ -463,7 +407,7 @@ async fn request_lifts_the_outage_limit_of_its_client() {
     for name in ["c", "d"] {
         let limited = client.lock(name).lock().into_future();
         let error = within_limit("at the client's limit", limited).await;
-        assert!(error.unwrap_err().is_transient());
+        assert_transient(error);
     }
     assert!(!lock.is_finished() && !latch.is_finished() && !blocking.is_finished());
     proxy.refuse(false);
@@ -475,23 +419,18 @@ async fn request_lifts_the_outage_limit_of_its_client() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outage_limit_of_the_client_applies_to_every_request() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder()
-        .response_timeout(Duration::from_millis(300))
-        .outage_limit(None);
-    let client = settings.connect(&proxy.url()).await.unwrap();
-    let impatient = Client::builder().response_timeout(Duration::from_millis(300));
-    let impatient = impatient.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let settings = response_timeout(LIMIT).outage_limit(None);
+    let client = connect(settings, &proxy.url()).await;
+    let impatient = connect(response_timeout(Duration::from_millis(300)), &proxy.url()).await;
     let _: i64 = server.command(&["SADD", "of another kind", "member"]);
-    cut(&proxy);
+    cut_off(&proxy);
     let waiter = tokio::spawn(client.fair_lock("a").lock().into_future());
     let error = within_limit("failed", impatient.fair_lock("b").lock()).await;
-    assert!(error.unwrap_err().is_transient());
+    assert_transient(error);
     let red = RedLock::new([impatient.lock("r")]);
     let red = red.lock().outage_limit(Duration::from_millis(400));
-    let error = within_limit("no majority", red).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(within_limit("no majority", red).await);
     assert!(!waiter.is_finished());
     proxy.refuse(false);
     drop(joined("after the outage", waiter).await);
@@ -511,8 +450,7 @@ async fn errors_of_both(client: &Client) -> (Error, Error) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multi_lock_maps_server_errors_like_a_single_lock() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(500));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(500)), &server.url()).await;
     let set = |name: &str, value: &str| {
         let _: String = server.command(&["CONFIG", "SET", name, value]);
     };
@@ -543,16 +481,14 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multi_lock_retries_what_a_single_lock_retries() {
     let server = Server::start();
-    let client = long_timeout_client(&server.url()).await;
+    let client = connect(long_timeout(), &server.url()).await;
     let _: String = server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let (a, b, c) = (client.lock("a"), client.lock("b"), client.lock("c"));
     let both = MultiLock::new([&a, &b]);
     let multi = tokio::spawn(both.try_lock().into_future());
     let single = tokio::spawn(c.try_lock().into_future());
-    until("both are refused more than once", async || {
-        server.errors("NOREPLICAS") > 4
-    })
-    .await;
+    // Both of them more than once.
+    until("refused", async || server.errors("NOREPLICAS") > 4).await;
     assert!(!multi.is_finished() && !single.is_finished());
     let _: String = server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     drop(joined("retried", single).await.unwrap());
@@ -576,24 +512,18 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     let teacher = Client::builder().replica_sync(ReplicaSync::Off);
     let teacher = teacher.connect(&server.url()).await.unwrap();
     drop(held(&teacher.lock("first")).await);
-    let settings = Client::builder()
-        .replica_sync(ReplicaSync::AtLeast(1))
-        .replica_timeout(LONG)
-        .response_timeout(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(1));
+    let client = connect(settings.replica_timeout(LONG), &server.url()).await;
     let interrupt = || async {
-        until("it waits for replicas", async || {
-            !waiting_for_replicas(&server).is_empty()
-        })
-        .await;
+        let waits = async || !waiting_for_replicas(&server).is_empty();
+        until("it waits for replicas", waits).await;
         for id in waiting_for_replicas(&server) {
             let _: i64 = server.command(&["CLIENT", "UNBLOCK", &id, "ERROR"]);
         }
     };
     let once = tokio::spawn(client.lock("a").try_lock().into_future());
     interrupt().await;
-    let error = done("answered", once).await.unwrap_err();
-    assert_matches!(error, Error::Unavailable { .. });
+    assert_matches!(done("answered", once).await, Err(Error::Unavailable { .. }));
     let waiter = tokio::spawn(client.lock("b").lock().into_future());
     interrupt().await;
     // It retries.

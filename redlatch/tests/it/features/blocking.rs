@@ -15,13 +15,8 @@ fn lock_is_reentrant_per_thread() {
         let outer = lock.lock().block().unwrap();
         let inner = lock.lock().block().unwrap();
         assert_eq!(outer.owner(), current_thread());
-        assert_eq!(
-            (
-                inner.hold_count(),
-                lock.hold_count(current_thread()).unwrap()
-            ),
-            (2, 2)
-        );
+        assert_eq!(inner.hold_count(), 2);
+        assert_eq!(lock.hold_count(current_thread()).unwrap(), 2);
         assert!(lock.is_held_by_current_thread().unwrap());
         thread::scope(|scope| {
             let other = scope.spawn(|| {
@@ -104,10 +99,7 @@ fn non_reentrant_and_forced() {
     on_every_store(|client| {
         let lock = client().lock(&unique("strict")).non_reentrant();
         let guard = lock.lock().block().unwrap();
-        assert!(matches!(
-            lock.lock().block(),
-            Err(Error::AlreadyHeld { .. })
-        ));
+        assert_matches!(lock.lock().block(), Err(Error::AlreadyHeld { .. }));
         assert!(lock.force_unlock().unwrap());
         assert!(!lock.force_unlock().unwrap());
         assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
@@ -140,10 +132,7 @@ fn dropping_everything_at_once_still_releases() {
         let begun = Instant::now();
         while observer.is_locked().unwrap() {
             // Far less than the lease of 30 s.
-            assert!(
-                begun.elapsed() < Duration::from_secs(20),
-                "left to its lease"
-            );
+            assert!(begun.elapsed() < 20 * SECOND, "left to its lease");
             thread::yield_now();
         }
     }
@@ -168,11 +157,7 @@ fn blocking_calls_work_inside_a_runtime() {
     on_every_store(|client| {
         let client = Arc::new(client());
         let name = unique("inside");
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let guard = client.lock(&name).lock().block().unwrap();
             guard.unlock().unwrap();
         });
@@ -183,20 +168,16 @@ fn blocking_calls_work_inside_a_runtime() {
 /// runtime that ends immediately, in one that is never driven, and in one without timers.
 #[test]
 fn guards_dropped_in_a_runtime_release_without_it() {
-    let runtime = tokio::runtime::Builder::new_current_thread;
-    let ends = |drops: &dyn Fn()| {
-        let runtime = runtime().enable_all().build().unwrap();
-        runtime.block_on(async { drops() });
-    };
+    let ends = |drops: &dyn Fn()| runtime().block_on(async { drops() });
     let not_driven = |drops: &dyn Fn()| {
-        let runtime = runtime().enable_all().build().unwrap();
         // Neither driven nor shut down while the test runs.
-        let runtime: &'static tokio::runtime::Runtime = Box::leak(Box::new(runtime));
+        let runtime: &'static tokio::runtime::Runtime = Box::leak(Box::new(runtime()));
         let _entered = runtime.enter();
         drops();
     };
     let without_timers = |drops: &dyn Fn()| {
-        runtime().build().unwrap().block_on(async { drops() });
+        let bare = tokio::runtime::Builder::new_current_thread().build();
+        bare.unwrap().block_on(async { drops() });
     };
     type InRuntime<'a> = &'a dyn Fn(&dyn Fn());
     let runtimes: [InRuntime<'_>; 3] = [&ends, &not_driven, &without_timers];
@@ -225,14 +206,8 @@ fn errors_are_returned() {
     let refused = Client::connect("http://nowhere").unwrap_err();
     assert!(matches!(refused, Error::InvalidUrl { .. }));
     let lock = Client::embedded().unwrap().lock("");
-    assert!(matches!(
-        lock.lock().block(),
-        Err(Error::InvalidName { .. })
-    ));
-    assert!(matches!(
-        lock.try_lock().block(),
-        Err(Error::InvalidName { .. })
-    ));
+    assert_matches!(lock.lock().block(), Err(Error::InvalidName { .. }));
+    assert_matches!(lock.try_lock().block(), Err(Error::InvalidName { .. }));
 }
 
 #[test]
@@ -350,10 +325,7 @@ async fn client_is_shared_with_async_code() {
 /// A guard of a shared client that is dropped on a thread releases in the runtime.
 #[test]
 fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let outside = runtime.block_on(async {
         let client = redlatch::Client::embedded();
         let blocking = client.blocking().unwrap();
@@ -367,8 +339,7 @@ fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {
         tokio::task::spawn_blocking(work).await.unwrap()
     });
     drop(runtime);
-    let ended = outside.lock("a").is_locked();
-    assert!(matches!(ended, Err(Error::NoRuntime)));
+    assert_matches!(outside.lock("a").is_locked(), Err(Error::NoRuntime));
     let none = redlatch::Client::embedded().blocking();
     assert!(matches!(none, Err(Error::NoRuntime)));
 }

@@ -51,10 +51,8 @@ fn multi_lock_is_reentrant_per_thread() {
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     let outer = multi.lock().block().unwrap();
     let inner = multi.try_lock().block().unwrap().unwrap();
-    assert_eq!(
-        (outer.token(&fenced), inner.token(&fenced)),
-        (Some(1), Some(2))
-    );
+    let tokens = [&outer, &inner].map(|guard| guard.token(&fenced));
+    assert_eq!(tokens, [Some(1), Some(2)]);
     assert_eq!(fenced.hold_count(current_thread()).unwrap(), 2);
     assert!(multi.is_held_by_current_thread().unwrap());
     let others = thread::scope(|scope| {
@@ -106,11 +104,8 @@ fn renewals_stay_on_each_clients_thread() {
     let semaphore = second.semaphore(&unique("own-thread"));
     assert!(semaphore.try_set_permits(1).block().unwrap());
     let permit = semaphore.acquire().block().unwrap();
-    let held = second
-        .lock(&unique("own-thread-held"))
-        .lock()
-        .block()
-        .unwrap();
+    let other = second.lock(&unique("own-thread-held"));
+    let held = other.lock().block().unwrap();
     let name = unique("own-thread-lock");
     let multi = MultiLock::new([first.lock(&name), second.lock(&name)]);
     assert_eq!(multi.names().collect::<Vec<_>>(), [&name, &name]);

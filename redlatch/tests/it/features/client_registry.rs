@@ -14,10 +14,8 @@ async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
 }
 
 async fn until_registered(client: &Client, name: &str) -> RegistryEntry {
-    until("the holder is registered", async || {
-        holder(client, name).await.is_some()
-    })
-    .await;
+    let registered = async || holder(client, name).await.is_some();
+    until("the holder is registered", registered).await;
     holder(client, name).await.unwrap()
 }
 
@@ -42,16 +40,12 @@ async fn holds_and_waits_are_shown(store: TestStore) {
     assert_eq!(entry.client.label.as_deref(), Some("report"));
     assert!(entry.age >= Duration::from_secs(1) && entry.age <= entry.client.age);
     assert!(!entry.client.host.is_empty() && !entry.client.program.is_empty());
-    until("the waiter is registered", async || {
-        !client.waiters(&name).await.unwrap().is_empty()
-    })
-    .await;
+    let registered = async || !client.waiters(&name).await.unwrap().is_empty();
+    until("the waiter is registered", registered).await;
     let waiters = client.waiters(&name).await.unwrap();
     let wait = waiters[0].registered.as_ref().unwrap();
-    assert_eq!(
-        (wait.client.id.as_str(), wait.note.as_deref()),
-        (peer.id(), Some("next"))
-    );
+    assert_eq!(wait.client.id.as_str(), peer.id());
+    assert_eq!(wait.note.as_deref(), Some("next"));
     let mut listing = peer.list(&name);
     let listed = listing.next().await.unwrap().unwrap();
     assert!(listed.state.holders()[0].registered.is_some());
@@ -75,8 +69,7 @@ async fn holds_and_waits_are_shown_in_cluster() {
 
 #[tokio::test]
 async fn nothing_remains_after_release() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let name = unique("cleaned");
     let guard = held(&client.lock(&name)).await;
     until_registered(&client, &name).await;
@@ -180,8 +173,7 @@ async fn client_without_permission_registers_nothing() {
     // Another client has registered itself.
     let key = "redlatch_client:{other}";
     let _: i64 = secured.server.plain().command(&["HSET", key, "host", "h"]);
-    let graph = client.wait_graph().await;
-    assert_matches!(graph, Err(Error::NotPermitted { .. }));
+    assert_matches!(client.wait_graph().await, Err(Error::NotPermitted { .. }));
 }
 
 /// With the narrower rule that docs/security.md names.
@@ -221,16 +213,10 @@ async fn wait_for_a_name_that_may_not_be_read_hides_no_other() {
     }
     let names = async |client: &Client| {
         let graph = client.wait_graph().await.unwrap();
-        graph
-            .waits
-            .into_iter()
-            .map(|wait| wait.name)
-            .collect::<Vec<_>>()
+        Vec::from_iter(graph.waits.into_iter().map(|wait| wait.name))
     };
-    until("both waits are registered", async || {
-        names(&other).await.len() == 2
-    })
-    .await;
+    let registered = async || names(&other).await.len() == 2;
+    until("both waits are registered", registered).await;
     let client = secured.settings_of(&with_registry, Client::builder());
     let client = client.connect(&secured.server.url()).await.unwrap();
     assert_eq!(names(&client).await, [permitted]);
@@ -258,8 +244,7 @@ async fn documented_rule_allows_the_registry() {
 
 #[tokio::test]
 async fn client_is_registered_again_when_the_server_has_memory() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let name = unique("full");
     let guard = held(&client.lock(&name)).await;
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
@@ -272,8 +257,7 @@ async fn client_is_registered_again_when_the_server_has_memory() {
 
 #[tokio::test]
 async fn foreign_data_in_the_registry_is_ignored() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let peer = self::client(&server).await;
     let name = unique("corrupt");
     let guard = held(&client.lock(&name)).await;
@@ -291,11 +275,8 @@ async fn foreign_data_in_the_registry_is_ignored() {
     ] {
         let _: i64 = server.command(&["HSET", &key, &field, value]);
         let found = holder(&peer, &name).await;
-        assert_eq!(
-            found.is_some(),
-            value.starts_with("-5"),
-            "{value:.20}: {found:?}"
-        );
+        let is_shown = value.starts_with("-5");
+        assert_eq!(found.is_some(), is_shown, "{value:.20}: {found:?}");
     }
     let _: i64 = server.command(&["HSET", &key, "pid", "many"]);
     assert_eq!(holder(&peer, &name).await, None);

@@ -17,6 +17,12 @@ fn settings() -> ClientBuilder {
     Client::builder().watchdog_lease(ENDLESS)
 }
 
+async fn tracked_client() -> (Server, Client) {
+    let server = Server::start();
+    let client = connect(settings(), &server.url()).await;
+    (server, client)
+}
+
 /// A hold, which is kept, and its loss.
 struct Held {
     name: String,
@@ -66,10 +72,10 @@ async fn all_kinds(client: &Client) -> Vec<Held> {
 /// Waits until these servers report changes of so many keys.
 async fn until_tracked(servers: &[&Server], keys: usize) {
     until("the holds are tracked", async || {
-        let tracked = servers.iter().map(|server| {
-            let keys = server.info("tracking_total_keys");
-            keys.parse::<usize>().unwrap()
-        });
+        let tracked = |server: &&Server| server.info("tracking_total_keys");
+        let tracked = servers
+            .iter()
+            .map(|it| tracked(it).parse::<usize>().unwrap());
         tracked.sum::<usize>() >= keys
     })
     .await;
@@ -91,8 +97,7 @@ async fn await_losses(held: Vec<Held>) {
 
 #[tokio::test]
 async fn deleted_locks_are_lost_at_once() {
-    let server = Server::start();
-    let client = settings().connect(&server.url()).await.unwrap();
+    let (server, client) = tracked_client().await;
     let held = all_kinds(&client).await;
     until_tracked(&[&server], held.len()).await;
     held.iter().for_each(|one| delete(&server, &one.name));
@@ -101,8 +106,7 @@ async fn deleted_locks_are_lost_at_once() {
 
 #[tokio::test]
 async fn all_locks_are_lost_at_once_if_data_is_deleted() {
-    let server = Server::start();
-    let client = settings().connect(&server.url()).await.unwrap();
+    let (server, client) = tracked_client().await;
     let held = all_kinds(&client).await;
     until_tracked(&[&server], held.len()).await;
     let _: String = server.command(&["FLUSHALL"]);
@@ -111,9 +115,8 @@ async fn all_locks_are_lost_at_once_if_data_is_deleted() {
 
 #[tokio::test]
 async fn forced_release_is_a_loss_at_once() {
-    let server = Server::start();
-    let client = settings().connect(&server.url()).await.unwrap();
-    let other = settings().connect(&server.url()).await.unwrap();
+    let (server, client) = tracked_client().await;
+    let other = connect(settings(), &server.url()).await;
     let held = vec![
         Held::new(client.lock("lock")).await,
         Held::new(client.fair_lock("fair")).await,
@@ -167,19 +170,16 @@ async fn deleted_locks_are_lost_at_once_in_cluster() {
 /// No server has reported what happened before the new connection.
 #[tokio::test]
 async fn lock_that_was_deleted_without_connection_is_lost_on_the_next() {
-    let server = Server::start();
-    let client = settings().connect(&server.url()).await.unwrap();
+    let (server, client) = tracked_client().await;
     let held = Held::new(client.lock("lock")).await;
     until_tracked(&[&server], 1).await;
     // In one transaction, so that the client has not reconnected yet.
     let mut transaction = redis::pipe();
     transaction.atomic();
-    transaction
-        .cmd("CLIENT")
-        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]);
-    transaction
-        .cmd("CLIENT")
-        .arg(&["KILL", "TYPE", "pubsub", "SKIPME", "yes"]);
+    for kind in ["normal", "pubsub"] {
+        let kill = ["KILL", "TYPE", kind, "SKIPME", "yes"];
+        transaction.cmd("CLIENT").arg(&kill);
+    }
     transaction.cmd("DEL").arg("lock");
     let _: redis::Value = transaction.query(&mut server.connection()).unwrap();
     // Any request makes the connection again.
@@ -193,9 +193,8 @@ async fn lock_that_was_deleted_without_connection_is_lost_on_the_next() {
 /// A report comes once. The check behind it is lost.
 #[tokio::test]
 async fn deleted_lock_is_lost_although_the_check_behind_the_report_fails() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = settings().connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(settings(), &proxy.url()).await;
     let held = Held::new(client.lock("lock")).await;
     until_tracked(&[&server], 1).await;
     proxy.discard_requests(true);
@@ -209,8 +208,7 @@ async fn deleted_lock_is_lost_although_the_check_behind_the_report_fails() {
 /// Other readers change the key all the time. That costs this one at most as many renewals again.
 #[tokio::test]
 async fn changes_that_are_no_loss_cause_one_renewal() {
-    let server = Server::start();
-    let client = settings().connect(&server.url()).await.unwrap();
+    let (server, client) = tracked_client().await;
     // On a machine that paused, its holds may be long enough to be tracked.
     let other = settings().client_tracking(false);
     let other = other.connect(&server.url()).await.unwrap();
@@ -239,15 +237,13 @@ async fn changes_that_are_no_loss_cause_one_renewal() {
 
 #[tokio::test]
 async fn short_holds_cost_nothing() {
-    let server = Server::start();
-    let client = settings().connect(&server.url()).await.unwrap();
+    let (server, client) = tracked_client().await;
     let longer = Held::new(client.lock("longer")).await;
     // On a machine that paused, some holds are long.
     let mut long = 0;
     for i in 0..100 {
         let begun = std::time::Instant::now();
-        let guard = held(&client.lock(&i.to_string())).await;
-        free(guard).await;
+        free(held(&client.lock(&i.to_string())).await).await;
         long += u64::from(begun.elapsed() >= Duration::from_secs(1));
     }
     until_tracked(&[&server], 1).await;
@@ -256,20 +252,15 @@ async fn short_holds_cost_nothing() {
     assert!((2..=2 + long).contains(&calls), "{calls}, {long} long ones");
     // The renewal of a long one may arrive behind its release. Servers from 7.2 on also count the key of requests to release.
     let tracked: u64 = server.info("tracking_total_keys").parse().unwrap();
-    assert!(
-        (1..=2 * (1 + long)).contains(&tracked),
-        "{tracked}, {long} long ones"
-    );
+    let expected = 1..=2 * (1 + long);
+    assert!(expected.contains(&tracked), "{tracked}, {long} long ones");
     drop(longer);
 }
 
 #[tokio::test]
 async fn disabled_tracking_asks_for_nothing() {
     let server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .client_tracking(false);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing().client_tracking(false), &server.url()).await;
     let guard = held(&client.lock("lock")).await;
     // Renewals extend the key to the whole lease again.
     let left = || async { pttl(&server, "lock") };
@@ -281,10 +272,9 @@ async fn disabled_tracking_asks_for_nothing() {
 /// An outage is no refusal, although each hold that becomes a second old in it cannot be tracked then.
 #[tokio::test]
 async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let (log, _guard) = log();
-    let client = settings().connect(&proxy.url()).await.unwrap();
+    let client = connect(settings(), &proxy.url()).await;
     let names = ["a", "b", "c", "d", "e", "f"];
     let failed = || -> usize {
         let lines = log.lines(&["renewal failed; retrying until the leases end"]);
@@ -302,8 +292,7 @@ async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
             // Apart, so that their first renewals are separate batches.
             tokio::time::sleep(Duration::from_millis(120)).await;
         }
-        proxy.refuse(true);
-        proxy.cut();
+        cut_off(&proxy);
         if began.elapsed() < Duration::from_millis(950) {
             break held;
         }
@@ -312,10 +301,8 @@ async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
         within_limit("released", client.flush()).await;
     };
     let before = failed();
-    until("the first renewal of each has failed", async || {
-        failed() >= before + names.len()
-    })
-    .await;
+    // The first renewal of each.
+    until("failed", async || failed() >= before + names.len()).await;
     proxy.refuse(false);
     until_tracked(&[&server], names.len()).await;
     names.iter().for_each(|name| delete(&server, name));
@@ -328,8 +315,7 @@ async fn refused_tracking_changes_nothing() {
     let server = Server::start();
     forbid_tracking(&server);
     let (log, _guard) = log();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let guard = held(&client.lock("lock")).await;
     let left = || async { pttl(&server, "lock") };
     for _ in 0..2 {
@@ -346,7 +332,7 @@ async fn server_that_replaces_one_that_refused_is_asked() {
     let mut server = Server::start_durable();
     forbid_tracking(&server);
     let (log, _guard) = log();
-    let client = settings().connect(&server.url()).await.unwrap();
+    let client = connect(settings(), &server.url()).await;
     let held = Held::new(client.lock("lock")).await;
     until("it refuses", async || refusals(&log) == 1).await;
     // The new process has the data, and not the rules.

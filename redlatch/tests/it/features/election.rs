@@ -29,19 +29,15 @@ async fn candidate(election: &Election, value: &str) -> JoinHandle<redlatch::Res
 }
 
 async fn led(waiting: JoinHandle<redlatch::Result<Leadership>>) -> Leadership {
-    let led = within_limit("the candidate leads", waiting).await;
-    led.unwrap().unwrap()
+    joined("the candidate leads", waiting).await
 }
 
-/// Returns the reports of an observer up to the first for which `is_last` holds.
-async fn reports_until(
-    observer: &mut Observer,
-    is_last: impl Fn(&Option<Leader>) -> bool,
-) -> Vec<Option<(u64, String)>> {
+/// Returns the reports of an observer up to the first of a leader with this value, or of none.
+async fn reports_until(observer: &mut Observer, value: Option<&str>) -> Vec<Option<(u64, String)>> {
     let mut reports = Vec::new();
     loop {
         let report = done("a report", observer.next()).await;
-        let is_last = is_last(&report);
+        let is_last = report.as_ref().map(|leader| &*leader.value) == value;
         reports.push(report.map(|leader| (leader.epoch, leader.value)));
         if is_last {
             return reports;
@@ -60,18 +56,9 @@ async fn candidates_succeed_each_other_and_observers_see_the_final_state(store: 
     let first = one.election(&name).campaign("first").await.unwrap();
     let second = candidate(&two.election(&name), "second").await;
     first.proclaim("first, ready").await.unwrap();
-    let is_ready = |report: &Option<Leader>| {
-        report
-            .as_ref()
-            .is_some_and(|leader| leader.value == "first, ready")
-    };
-    let reports = reports_until(&mut observer, is_ready).await;
-    assert!(
-        reports
-            .iter()
-            .flatten()
-            .all(|(epoch, _)| *epoch == first.epoch())
-    );
+    let reports = reports_until(&mut observer, Some("first, ready")).await;
+    let of_first = |(epoch, _): &(u64, String)| *epoch == first.epoch();
+    assert!(reports.iter().flatten().all(of_first));
 
     let before = first.epoch();
     first.resign().await.unwrap();
@@ -80,15 +67,10 @@ async fn candidates_succeed_each_other_and_observers_see_the_final_state(store: 
     let leader = one.election(&name).leader().await.unwrap().unwrap();
     assert_eq!((leader.epoch, &*leader.value), (before + 1, "second"));
     assert_eq!(&leader.owner, second.owner_id());
-    let is_second = |report: &Option<Leader>| {
-        report
-            .as_ref()
-            .is_some_and(|leader| leader.value == "second")
-    };
-    reports_until(&mut observer, is_second).await;
+    reports_until(&mut observer, Some("second")).await;
 
     second.resign().await.unwrap();
-    reports_until(&mut observer, Option::is_none).await;
+    reports_until(&mut observer, None).await;
     assert_eq!(observing.election(&name).leader().await.unwrap(), None);
 }
 
@@ -108,8 +90,7 @@ async fn leader_resigns_to_a_candidate(store: TestStore) {
 }
 
 async fn epoch_is_advanced_after_lost_data(store: TestStore) {
-    let client = store.client().await;
-    let election = client.election(&unique("election"));
+    let (client, election) = store.object(Client::election, "election").await;
     let epoch = async || {
         let leadership = election.campaign("").await.unwrap();
         let epoch = leadership.epoch();
@@ -140,8 +121,7 @@ async fn epoch_is_advanced_after_lost_data(store: TestStore) {
     assert_matches!(too_great, Err(Error::InvalidSetting { .. }));
     assert_eq!(election.advance_epoch(MAX_TOKEN).await.unwrap(), MAX_TOKEN);
     assert_eq!(epoch().await, MAX_TOKEN + 1);
-    let exhausted = election.campaign("").await;
-    assert_matches!(exhausted, Err(Error::WrongKind { .. }));
+    assert_matches!(election.campaign("").await, Err(Error::WrongKind { .. }));
     assert!(tokens.delete_token().await.unwrap());
     assert_eq!(epoch().await, 1);
 }
@@ -155,10 +135,9 @@ async fn term_of_an_earlier_version_is_advanced() {
     let tokens = client.fenced_lock(election.name());
     let term = format!("redlatch_election:{{{}}}", election.name());
     let of_term = || -> String { server.command(&["HGET", &term, "epoch"]) };
-    let fields = [
-        "epoch", "41", "leader", "client:1", "value", "", "revision", "0",
-    ];
-    let _: u32 = server.command(&[&["HSET", &term], &fields[..]].concat());
+    let mut set = vec!["HSET", &term, "epoch", "41", "leader", "client:1"];
+    set.extend(["value", "", "revision", "0"]);
+    let _: u32 = server.command(&set);
     assert_eq!(election.advance_epoch(0).await.unwrap(), 41);
     assert_eq!(tokens.advance_token(7).await.unwrap(), 41);
     assert_eq!(tokens.advance_token(100).await.unwrap(), 100);
@@ -195,14 +174,13 @@ async fn epoch_is_greater_than_that_of_the_latest_term() {
 }
 
 async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("election");
     let former = one.election(&name).campaign("one").await.unwrap();
     assert!(one.fair_lock(&name).force_unlock().await.unwrap());
     let leader = two.election(&name).campaign("two").await.unwrap();
     assert!(leader.epoch() > former.epoch());
-    let refused = former.proclaim("late").await;
-    assert_matches!(refused, Err(Error::Lost { .. }));
+    assert_matches!(former.proclaim("late").await, Err(Error::Lost { .. }));
     within_limit("the loss", former.lost()).await;
     let seen = two.election(&name).leader().await.unwrap().unwrap();
     assert_eq!(seen.value, "two");
@@ -212,10 +190,8 @@ async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
 /// The answer to the acquisition is lost. Its repetition finds the term, so the epoch is counted once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_acquisition_counts_one_epoch() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let settings = Client::builder().response_timeout(LONG);
-    let candidate = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let candidate = connect(long_timeout(), &proxy.url()).await;
     let election = candidate.election("e");
     election.campaign("").await.unwrap().resign().await.unwrap();
     let campaign = election.campaign("again").into_future();
@@ -228,23 +204,14 @@ async fn repeated_acquisition_counts_one_epoch() {
 /// The message is lost with the connection of the observer: it reads again after it has reconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn observer_misses_no_last_state_when_its_connection_breaks() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder()
-        .response_timeout(LONG)
-        .watchdog_lease(10 * LONG);
-    let observing = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let observing = connect(long_timeout().watchdog_lease(10 * LONG), &proxy.url()).await;
     let mut observer = observing.election("e").observe();
     assert_eq!(observer.next().await.unwrap(), None);
     let next = tokio::spawn(async move { observer.next().await });
-    until("subscribed", async || {
-        let channel = "redisson_lock__channel:{e}";
-        let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
-        subscribers == 1
-    })
-    .await;
-    proxy.refuse(true);
-    proxy.cut();
+    let channel = "redisson_lock__channel:{e}";
+    until("subscribed", async || subscribers(&server, channel) == 1).await;
+    cut_off(&proxy);
     let leading = client(&server).await;
     let leadership = leading.election("e").campaign("leader").await.unwrap();
     proxy.refuse(false);
@@ -255,8 +222,7 @@ async fn observer_misses_no_last_state_when_its_connection_breaks() {
 /// Another program has overwritten the term: the election fails, and the lock stays free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn term_of_another_program_is_an_error() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let election = client.election("e");
     for broken in [&["SET"][..], &["HSET", "epoch"]] {
         let (command, field) = broken.split_first().unwrap();
@@ -400,10 +366,8 @@ async fn at_most_one_process_leads_and_epochs_grow() {
         let mut leader = None;
         until("there is another leader", || {
             leader = latest.lock().unwrap().clone();
-            let found = leader
-                .as_ref()
-                .is_some_and(|leader: &Leader| leader.epoch > epoch);
-            std::future::ready(found)
+            let is_later = |leader: &Leader| leader.epoch > epoch;
+            std::future::ready(leader.as_ref().is_some_and(is_later))
         })
         .await;
         leader.unwrap()
@@ -425,10 +389,8 @@ async fn at_most_one_process_leads_and_epochs_grow() {
         }
     }
     drop(candidates);
-    until("the observer sees that there is no leader", || {
-        std::future::ready(latest.lock().unwrap().is_none())
-    })
-    .await;
+    let none = async || latest.lock().unwrap().is_none();
+    until("the observer sees that there is no leader", none).await;
     assert_eq!(election.leader().await.unwrap(), None);
     assert!(!observing.is_finished());
     observing.abort();

@@ -88,10 +88,8 @@ async fn assert_turns(server: &Server, busy: Turn, waiters: impl IntoIterator<It
         let url = server.url();
         rows.spawn(async move {
             let name: Arc<str> = unique("fairness").into();
-            let [client, other] = [
-                Client::connect(&url).await.unwrap(),
-                Client::connect(&url).await.unwrap(),
-            ];
+            let client = Client::connect(&url).await.unwrap();
+            let other = Client::connect(&url).await.unwrap();
             let permits = client.semaphore(&format!("{name}:permits"));
             permits.try_set_permits(1).await.unwrap();
             let expirable = client.expirable_semaphore(&format!("{name}:expirable"));

@@ -18,15 +18,12 @@ async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(st
     let sides = client.read_write_lock(&unique("sides"));
     let me = Owner::new();
     let writing = sides.write().lock().owner(me).await.unwrap();
-    let reader = tokio::spawn(sides.read().lock().into_future());
-    until_subscribed(&client, 1).await;
+    let reader = waiter_of(&client, sides.read().lock()).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.read()]).and(&other);
-    let reading = within_limit("both", both.lock().owner(me)).await;
-    free(reading.unwrap()).await;
+    free(done("both", both.lock().owner(me)).await).await;
     free(writing).await;
-    let reading = joined("the reader", reader).await;
-    free(reading).await;
+    free(joined("the reader", reader).await).await;
 }
 
 async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(store: TestStore) {
@@ -34,17 +31,14 @@ async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(stor
     let sides = client.read_write_lock(&unique("sides"));
     let me = Owner::new();
     let reading = sides.read().lock().owner(me).await.unwrap();
-    let writer = tokio::spawn(sides.write().lock().into_future());
-    until_subscribed(&client, 1).await;
+    let writer = waiter_of(&client, sides.write().lock()).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.write()]).and(&other);
     let refused = within_limit("refused", both.lock().owner(me)).await;
-    let error = refused.unwrap_err();
-    assert_matches!(error, Error::WriteWhileReading { .. });
+    assert_matches!(refused, Err(Error::WriteWhileReading { .. }));
     assert!(!other.is_locked().await.unwrap());
     free(reading).await;
-    let writing = joined("the writer", writer).await;
-    free(writing).await;
+    free(joined("the writer", writer).await).await;
 }
 
 async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
@@ -52,14 +46,11 @@ async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
     let [one, two] = ["member", "member-other"].map(|name| client.lock(&unique(name)));
     let me = Owner::new();
     let guard = one.lock().owner(me).await.unwrap();
-    let waiter = tokio::spawn(one.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, one.lock()).await;
     let both = MultiLock::new([&one, &two]);
-    let again = within_limit("both", both.lock().owner(me)).await;
-    free(again.unwrap()).await;
+    free(done("both", both.lock().owner(me)).await).await;
     free(guard).await;
-    let next = joined("the waiter", waiter).await;
-    free(next).await;
+    free(joined("the waiter", waiter).await).await;
 }
 
 /// A pending release of the other side is settled before the request is sent.
@@ -72,8 +63,7 @@ async fn just_dropped_read_side_does_not_block_multi_lock_of_write_side() {
     let me = Owner::new();
     for _ in 0..20 {
         drop(sides.read().lock().owner(me).await.unwrap());
-        let guard = both.lock().owner(me).await.unwrap();
-        free(guard).await;
+        free(both.lock().owner(me).await.unwrap()).await;
     }
 }
 
@@ -87,11 +77,7 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     let guard = held(&peer.read_write_lock("sides").write()).await;
     // Not polled again before the end of the test, so it stays first in the queue of the readers.
     let mut first = pin!(sides.read().lock().into_future());
-    tokio::select! {
-        biased;
-        _ = &mut first => panic!("it is held"),
-        () = until_subscribed(&client, 1) => {}
-    }
+    poll_until(&mut first, until_subscribed(&client, 1)).await;
     let me = Owner::new();
     let both = MultiLock::new([sides.read()]).and(client.lock("other"));
     let reading = tokio::spawn(both.lock().owner(me).into_future());
@@ -99,11 +85,9 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     tokio::task::yield_now().await;
     free(guard).await;
     let writing = joined("writes", writing).await;
-    let reading = joined("reads, too", reading).await;
-    free(reading).await;
+    free(joined("reads, too", reading).await).await;
     free(writing).await;
-    let first = done("the first reader", first).await;
-    free(first).await;
+    free(done("the first reader", first).await).await;
 }
 
 /// An owner whose loss was not noticed yet bypasses the queue once and is refused; then it waits
@@ -136,23 +120,20 @@ async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
     let (plain, tagged) = (client.lock(&name), client.lock(&braced));
 
     let held = peer.lock(&name).lock().await.unwrap();
-    let waiter = tokio::spawn(plain.lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, plain.lock()).await;
     let guard = within_limit("it is free", tagged.lock()).await;
     let next = tokio::spawn(tagged.lock().into_future());
     // The same in a multi-lock.
     let both = MultiLock::new([client.lock(&format!("{{{name}}}:other")), tagged.clone()]);
     assert!(both.try_lock().await.unwrap().is_none());
     free(guard.unwrap()).await;
-    let guard = joined("handed over", next).await;
-    free(guard).await;
+    free(joined("handed over", next).await).await;
     let guard = done("both", both.lock()).await;
     if store.prefix().is_empty() {
         assert_eq!(client.status().subscriptions, 1, "one for each channel");
     }
     free(held).await;
-    let held = joined("the first", waiter).await;
-    free(held).await;
+    free(joined("the first", waiter).await).await;
     free(guard).await;
 
     let name = unique("permits");
@@ -202,8 +183,7 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
 /// not expect changes that only for a moment.
 async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, channel: &str) {
     const TURNS: usize = 200;
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     for has_message in [false, true] {
         let held = handle(&client).lock().owner(Owner::new()).await.unwrap();
         let halfway = Arc::new(Barrier::new(5));
@@ -211,8 +191,7 @@ async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, ch
             let (lock, me, halfway) = (handle(&client), Owner::new(), halfway.clone());
             tokio::spawn(async move {
                 for turn in 0..TURNS {
-                    let guard = lock.lock().owner(me).await.unwrap();
-                    free(guard).await;
+                    free(lock.lock().owner(me).await.unwrap()).await;
                     if turn == TURNS / 2 {
                         halfway.wait().await;
                         halfway.wait().await;

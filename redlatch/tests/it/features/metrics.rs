@@ -29,10 +29,8 @@ impl Recorded {
     }
 
     fn series(&self, key: &Key) -> Arc<Series> {
-        let labels = key.labels();
-        let labels: Vec<_> = labels
-            .map(|one| format!("{}={}", one.key(), one.value()))
-            .collect();
+        let label = |one: &metrics::Label| format!("{}={}", one.key(), one.value());
+        let labels: Vec<_> = key.labels().map(label).collect();
         let key = match labels.is_empty() {
             true => key.name().to_owned(),
             false => format!("{}{{{}}}", key.name(), labels.join(",")),
@@ -44,9 +42,8 @@ impl Recorded {
 
     fn values(&self, key: &str) -> Vec<f64> {
         let all = self.0.lock().unwrap();
-        all.get(key)
-            .unwrap_or_else(|| panic!("{key} in {all:#?}"))
-            .clone()
+        let values = all.get(key).cloned();
+        values.unwrap_or_else(|| panic!("{key} in {all:#?}"))
     }
 
     fn count(&self, key: &str) -> usize {
@@ -61,18 +58,16 @@ impl Recorded {
     /// Returns the number of requests for locks by outcome: acquired, timeout, canceled, error.
     fn requests(&self) -> [usize; 4] {
         ["acquired", "timeout", "canceled", "error"].map(|outcome| {
-            self.count(&format!(
-                "redlatch.lock.wait.duration{{kind=lock,outcome={outcome}}}"
-            ))
+            let labels = format!("{{kind=lock,outcome={outcome}}}");
+            self.count(&format!("redlatch.lock.wait.duration{labels}"))
         })
     }
 
     /// Returns the number of guards of locks by outcome: released, lost, dropped.
     fn guards(&self) -> [usize; 3] {
         ["released", "lost", "dropped"].map(|outcome| {
-            self.count(&format!(
-                "redlatch.lock.hold.duration{{kind=lock,outcome={outcome}}}"
-            ))
+            let labels = format!("{{kind=lock,outcome={outcome}}}");
+            self.count(&format!("redlatch.lock.hold.duration{labels}"))
         })
     }
 }
@@ -152,8 +147,7 @@ async fn requests_are_measured_by_outcome() {
     let timeout = "redlatch.lock.wait.duration{kind=lock,outcome=timeout}";
     assert_eq!(recorded.values(timeout), [2.0]);
     free(theirs).await;
-    let invalid = client.lock("").lock().await;
-    assert!(matches!(invalid, Err(Error::InvalidName { .. })));
+    assert_matches!(client.lock("").lock().await, Err(Error::InvalidName { .. }));
     assert_eq!(recorded.requests(), [1, 1, 1, 1]);
     assert_eq!(recorded.value("redlatch.lock.waiting{kind=lock}"), 0.0);
 }
@@ -281,31 +275,26 @@ async fn metrics_have_kind_and_chosen_names() {
 #[tokio::test]
 async fn connections_and_batches_are_measured() {
     let (recorded, _guard) = Recorded::start();
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let guard = held(&client.lock("a")).await;
     let waiting = tokio::spawn(client.lock("a").lock().owner(Owner::new()).into_future());
     let subscriptions = || recorded.value("redlatch.client.subscriptions");
     until("the waiter has subscribed", async || subscriptions() == 1.0).await;
     let _: String = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    until("the client has connected again", async || {
-        recorded.value("redlatch.client.reconnects") > 0.0
-    })
-    .await;
+    let again = async || recorded.value("redlatch.client.reconnects") > 0.0;
+    until("the client has connected again", again).await;
     free(guard).await;
     free(joined("woken", waiting).await).await;
-    until("the subscription has ended", async || {
-        subscriptions() == 0.0
-    })
-    .await;
+    until("it has ended", async || subscriptions() == 0.0).await;
     let requests = (0..200).map(|n| {
         let lock = client.lock(&format!("lock {n}"));
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     });
     joined_all("acquired", requests.collect::<Vec<_>>()).await;
     let sizes = recorded.values("redlatch.batch.size");
+    assert!(!sizes.is_empty());
     assert!(
-        !sizes.is_empty() && sizes.iter().all(|size| (1.0..=16.0).contains(size)),
+        sizes.iter().all(|size| (1.0..=16.0).contains(size)),
         "{sizes:?}"
     );
 }
@@ -317,10 +306,8 @@ async fn refused_reports_of_changes_are_counted() {
     let _: String = server.command(&["ACL", "SETUSER", "default", "-client|tracking"]);
     let client = Client::connect(&server.url()).await.unwrap();
     let guard = held(&client.lock("a")).await;
-    until("the server refuses", async || {
-        recorded.value("redlatch.client.tracking_refusals") == 1.0
-    })
-    .await;
+    let refused = async || recorded.value("redlatch.client.tracking_refusals") == 1.0;
+    until("the server refuses", refused).await;
     free(guard).await;
 }
 

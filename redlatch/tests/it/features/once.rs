@@ -26,11 +26,8 @@ async fn slot_has_one_run(store: TestStore) {
     let earlier = other.begin().await.unwrap().unwrap_err();
     assert_eq!((earlier.outcome.as_deref(), earlier.took), (None, None));
     assert!(earlier.by.starts_with("backup@"), "{earlier:?}");
-    assert!(
-        earlier
-            .by
-            .contains(&format!("(pid {})", std::process::id()))
-    );
+    let pid = format!("(pid {})", std::process::id());
+    assert!(earlier.by.contains(&pid), "{earlier:?}");
     assert!(!earlier.host.is_empty());
     // The server is on this machine, and rounds to milliseconds.
     let tolerance = Duration::from_millis(5);
@@ -66,11 +63,8 @@ async fn one_of_many_clients_runs_each_slot(store: TestStore) {
                         sleep(Duration::from_millis(10)).await;
                     }
                 };
-                let _ = client
-                    .once(&name, slot.to_string())
-                    .run(work)
-                    .await
-                    .unwrap();
+                let once = client.once(&name, slot.to_string());
+                let _ = once.run(work).await.unwrap();
             }
         }));
     }
@@ -146,11 +140,8 @@ async fn names_and_slots_are_independent(store: TestStore) {
     assert!(hourly.run(async {}).await.unwrap().is_ok());
     free(guard).await;
     let mut listing = client.list(&format!("*{name}*"));
-    assert_eq!(
-        listing.next().await.unwrap(),
-        None,
-        "records are no objects"
-    );
+    // Records are no objects.
+    assert_eq!(listing.next().await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,8 +241,7 @@ async fn foreign_data_is_an_error() {
         &["SET", &key, "text"],
     ] {
         let () = server.command(command);
-        let error = once.begin().await.unwrap_err();
-        assert_matches!(error, Error::WrongKind { .. });
+        assert_matches!(once.begin().await, Err(Error::WrongKind { .. }));
         let () = server.command(&["DEL", &key]);
     }
 }
@@ -261,38 +251,31 @@ async fn foreign_data_is_an_error() {
 async fn repeated_step_finds_its_own_run() {
     let server = redlatch_testkit::shared();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(long_timeout(), &proxy.url()).await;
     let once = client.once(&unique("lost"), "a");
     assert!(once.earlier_run().await.unwrap().is_none());
     let run = with_lost_answer(&proxy, once.begin()).await.unwrap();
     let run = run.expect("the only run");
     assert!(with_lost_answer(&proxy, run.finish("done")).await.unwrap());
-    assert_eq!(
-        once.earlier_run().await.unwrap().unwrap().outcome.unwrap(),
-        "done"
-    );
+    let earlier = once.earlier_run().await.unwrap().expect("a run");
+    assert_eq!(earlier.outcome.unwrap(), "done");
 }
 
 /// During an outage no work starts. The slot is free afterwards, unless the step has reached the server.
 #[tokio::test]
 async fn nothing_runs_while_store_cannot_be_reached() {
     let mut server = Server::start_durable();
-    let settings = Client::builder().response_timeout(SHORT);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(Client::builder().response_timeout(SHORT), &server.url()).await;
     let once = client.once("a", "02:00");
     let other = client.once("a", "03:00");
     let run = other.begin().await.unwrap().unwrap();
     server.kill();
-    let error = once.run(async { panic!("it ran") }).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(once.run(async { panic!("it ran") }).await);
     // The outcome is not recorded, and that is all.
-    assert!(run.finish("done").await.unwrap_err().is_transient());
+    assert_transient(run.finish("done").await);
     server.restart();
-    until("the store answers", async || {
-        once.earlier_run().await.is_ok()
-    })
-    .await;
+    let answers = async || once.earlier_run().await.is_ok();
+    until("the store answers", answers).await;
     assert!(once.run(async {}).await.unwrap().is_ok());
     assert_eq!(other.earlier_run().await.unwrap().unwrap().outcome, None);
 }
@@ -300,10 +283,7 @@ async fn nothing_runs_while_store_cannot_be_reached() {
 /// The caller leaves before the answer arrives.
 #[tokio::test]
 async fn canceled_beginning_ends_in_background() {
-    let (client, name) = (
-        &client(redlatch_testkit::shared()).await,
-        &unique("canceled"),
-    );
+    let (client, name) = (&client(shared()).await, &unique("canceled"));
     let tries = &std::cell::Cell::new(0);
     drop_after_each_poll(|polls| async move {
         tries.set(tries.get() + 1);

@@ -67,10 +67,8 @@ async fn permits_pass_from_task_to_task_without_commands() {
                 break commands;
             }
         };
-        assert!(
-            commands.iter().all(|each| limit.contains(each)),
-            "{commands:?}"
-        );
+        let is_limited = commands.iter().all(|each| limit.contains(each));
+        assert!(is_limited, "{commands:?}");
         client.flush().await;
         let available = (semaphore.available().await, expirable.available().await);
         assert_eq!(available.0.unwrap(), i64::from(PERMITS));

@@ -26,10 +26,8 @@ async fn renewal_never_shortens_a_longer_lease() {
         tokio::time::sleep(60 * second).await;
         assert!(inner.is_valid() && outer.is_valid());
         let left = client.lock("a").remaining_lease().await.unwrap();
-        assert!(
-            left > Some(Expiry::In(500 * second)),
-            "{left:?} left in the store"
-        );
+        let is_kept = left > Some(Expiry::In(500 * second));
+        assert!(is_kept, "{left:?} left in the store");
     }
 }
 
@@ -38,11 +36,7 @@ async fn renewal_never_shortens_a_longer_lease() {
 async fn failing_renewals_are_retried_with_pauses() {
     let mut server = Server::start();
     let watchdog = Duration::from_secs(3);
-    let client = Client::builder()
-        .watchdog_lease(watchdog)
-        .connect(&server.url())
-        .await
-        .unwrap();
+    let client = connect(Client::builder().watchdog_lease(watchdog), &server.url()).await;
     let lock = client.lock("a");
     let guard = retry_if_late(|| lock.lock()).await;
     server.kill();
@@ -70,7 +64,7 @@ async fn failing_renewals_are_retried_with_pauses() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_permits_are_renewed_in_small_batches() {
     let server = Server::start();
-    let client = Client::builder().watchdog_lease(WATCHDOG);
+    let client = renewing();
     let client = client.connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("a");
     semaphore.set_permits(5000).await.unwrap();
@@ -86,10 +80,8 @@ async fn many_permits_are_renewed_in_small_batches() {
     };
     for guard in &guards {
         let id = guard.ids()[0].to_string();
-        until("it is renewed", async || {
-            scripts().iter().any(|line| line.contains(&id))
-        })
-        .await;
+        let renewed = async || scripts().iter().any(|line| line.contains(&id));
+        until("it is renewed", renewed).await;
     }
     // At most two guards in one script: 1000 ids of 32 digits.
     let longest = scripts().iter().map(String::len).max();
@@ -101,13 +93,10 @@ async fn many_permits_are_renewed_in_small_batches() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_leaving_waiters_do_not_delay_renewal() {
     const CROWD: usize = 1000;
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.fair_lock("a");
     let guard = lock.lock().lease(10 * LONG).await.unwrap();
-    let crowd: Vec<_> = (0..CROWD)
-        .map(|_| tokio::spawn(lock.lock().into_future()))
-        .collect();
+    let crowd = spawn_each(0..CROWD, |_| lock.lock());
     let queue = "redisson_lock_queue:{a}";
     until("all wait", async || {
         tokio::time::sleep(Duration::from_millis(200)).await;

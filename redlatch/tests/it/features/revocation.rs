@@ -13,6 +13,11 @@ on_every_store! {
     ticket_that_was_asked_for_is_not_adopted,
 }
 
+async fn revoke_at_once<K: Revocable>(lock: &Lock<K>) {
+    let holder = lock.revoke(Duration::ZERO).await.unwrap();
+    holder.expect("it is held");
+}
+
 /// Returns two locks of each client, whose names differ only by braces, and whose channels are the same.
 async fn aliases(lease: Duration) -> Vec<[Lock; 2]> {
     let settings = || Client::builder().watchdog_lease(lease);
@@ -29,10 +34,7 @@ async fn request_for_alias_does_not_remove_revocation() {
     for [lock, alias] in aliases(100 * LONG).await {
         let revoked = held(&lock).await;
         let asked = held(&alias).await;
-        lock.revoke(Duration::ZERO)
-            .await
-            .unwrap()
-            .expect("it is held");
+        revoke_at_once(&lock).await;
         alias.ask().await.unwrap().expect("it is held");
         within_limit("it is asked", asked.asked()).await;
         // It looks for the request. It is lost at once, so this may never complete.
@@ -50,10 +52,7 @@ async fn revocation_does_not_end_alias_of_same_owner() {
         let me = Owner::new();
         let revoked = lock.lock().owner(me).await.unwrap();
         let kept = alias.lock().owner(me).await.unwrap();
-        lock.revoke(Duration::ZERO)
-            .await
-            .unwrap()
-            .expect("it is held");
+        revoke_at_once(&lock).await;
         within_limit("it is lost", revoked.lost()).await;
         // A renewal, which the request would prevent.
         until_rises("it is renewed", async || kept.valid_for()).await;
@@ -100,7 +99,7 @@ async fn becomes_no_ticket<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<
 
 /// What the caller asks for and does not get is an error that says what is left.
 async fn ticket_that_was_asked_for_is_not_adopted(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("from-ticket");
     is_not_adopted(client.lock(&name), other.lock(&name)).await;
     is_not_adopted(client.fair_lock(&name), other.fair_lock(&name)).await;
@@ -127,12 +126,8 @@ async fn is_not_adopted<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>)
     assert!(lease.duration() <= left);
     let left = left_of(lock.adopt(&ticket).await.unwrap_err());
     assert!(left.is_some_and(|left| left <= 3 * LONG));
-    assert!(
-        !other
-            .released_by(owner.clone(), Duration::ZERO)
-            .await
-            .unwrap()
-    );
+    let released = other.released_by(owner.clone(), Duration::ZERO).await;
+    assert!(!released.unwrap());
     lock.unlock_ticket(&ticket).await.unwrap();
     assert!(other.released_by(owner, LONG).await.unwrap());
 }
@@ -164,11 +159,8 @@ async fn ask_for<K: Revocable>(lock: Lock<K>, other: Lock<K>) {
 }
 
 async fn request_reaches_holder_of_each_kind(store: TestStore) {
-    let settings = || Client::builder().watchdog_lease(100 * LONG);
-    let clients = [
-        store.client_with(settings()).await,
-        store.client_with(settings()).await,
-    ];
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let clients = store.clients_with(settings).await;
     let [one, other] = &clients;
     let name = unique("asked");
     let [plain, fair, fenced, spin, write] =
@@ -177,34 +169,26 @@ async fn request_reaches_holder_of_each_kind(store: TestStore) {
     ask_for(one.fair_lock(&fair), other.fair_lock(&fair)).await;
     ask_for(one.fenced_lock(&fenced), other.fenced_lock(&fenced)).await;
     ask_for(one.spin_lock(&spin), other.spin_lock(&spin)).await;
-    let writers = clients
-        .each_ref()
-        .map(|client| client.read_write_lock(&write).write());
-    let [ours, theirs] = writers;
+    let [ours, theirs] = [one, other].map(|client| client.read_write_lock(&write).write());
     ask_for(ours, theirs).await;
 }
 
 /// The holder ignores the request. Its lease is far longer than the limit.
 async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
-    let settings = || Client::builder().watchdog_lease(100 * LONG);
-    let client = store.client_with(settings()).await;
-    let other = store.client_with(settings()).await;
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let [client, other] = store.clients_with(settings).await;
     let name = unique("revoked");
     let lock = client.lock(&name);
     let guard = held(&lock).await;
-    let next = {
-        let lock = other.lock(&name);
-        tokio::spawn(async move { held(&lock).await })
-    };
-    until("it waits", async || other.status().subscriptions > 0).await;
+    let next = waiter_of(&other, other.lock(&name).lock()).await;
     // The holder looks for requests only at renewals, or while it polls this.
     let asked = tokio::spawn(guard.asked());
     until("it listens", async || client.status().subscriptions > 0).await;
     other.lock(&name).revoke(SECOND).await.unwrap();
     done("it is asked", asked).await;
-    let next = done("the next acquires", next).await;
+    let next = joined("the next acquires", next).await;
     assert!(!guard.is_valid() && next.is_valid());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::Revoked);
+    assert_lost(guard.unlock().await, Loss::Revoked);
     free(next).await;
     client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
@@ -212,8 +196,7 @@ async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
 
 /// The feared interleaving: a request meets the next hold of the same owner.
 async fn later_holds_of_the_owner_are_not_asked(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let other = store.client().await;
     let name = unique("later");
     let me = Owner::new();
@@ -225,14 +208,11 @@ async fn later_holds_of_the_owner_are_not_asked(store: TestStore) {
 
 async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
     let guard = lock.lock().owner(me).await.unwrap();
-    other
-        .revoke(Duration::ZERO)
-        .await
-        .unwrap()
-        .expect("it is held");
-    if let Err(error) = guard.unlock().await {
+    revoke_at_once(&other).await;
+    let released = guard.unlock().await;
+    if released.is_err() {
         // A renewal came first.
-        assert_lost(&error, Loss::Revoked);
+        assert_lost(released, Loss::Revoked);
     }
     let guard = lock.lock().owner(me).await.unwrap();
     // A renewal, which the request would prevent.
@@ -246,16 +226,13 @@ async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_during_broken_connection_is_not_missed() {
     let proxy = Proxy::to(shared().port());
-    let settings = Client::builder().watchdog_lease(100 * LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(Client::builder().watchdog_lease(100 * LONG), &proxy.url()).await;
     let other = crate::common::client(shared()).await;
     let name = unique("broken");
     let guard = held(&client.lock(&name)).await;
     let asked = tokio::spawn(guard.asked());
-    until("it is subscribed", async || {
-        client.status().subscriptions > 0
-    })
-    .await;
+    let subscribed = async || client.status().subscriptions > 0;
+    until("it is subscribed", subscribed).await;
     proxy.refuse(true);
     proxy.reset();
     other.lock(&name).ask().await.unwrap().expect("it is held");
@@ -268,8 +245,7 @@ async fn request_during_broken_connection_is_not_missed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_holder_that_is_cut_off_ends_with_its_lease() {
     let proxy = Proxy::to(shared().port());
-    let settings = Client::builder().watchdog_lease(SHORT);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(Client::builder().watchdog_lease(SHORT), &proxy.url()).await;
     let other = crate::common::client(shared()).await;
     let name = unique("cut-off");
     let guard = held(&client.lock(&name)).await;
@@ -304,11 +280,8 @@ async fn holder_that_does_not_know_requests_is_not_disturbed() {
     let waiting = lock.released_by(asked.unwrap(), LONG);
     let release = async {
         let () = server.command(&["DEL", &name]);
-        let () = server.command(&[
-            "PUBLISH",
-            &format!("redisson_lock__channel:{{{name}}}"),
-            "0",
-        ]);
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        let () = server.command(&["PUBLISH", &channel, "0"]);
     };
     let (released, ()) = tokio::join!(waiting, release);
     assert!(released.unwrap());
@@ -329,16 +302,13 @@ async fn only_locks_of_the_kind_are_asked() {
     let data = client.read_write_lock(&name);
     let reader = held(&data.read()).await;
     assert_eq!(data.write().ask().await.unwrap(), None);
-    let refused = client.lock(&name).ask().await.unwrap_err();
-    assert_matches!(refused, Error::WrongKind { .. });
+    assert_matches!(client.lock(&name).ask().await, Err(Error::WrongKind { .. }));
     free(reader).await;
     let writer = held(&data.write()).await;
-    let refused = client.lock(&name).ask().await.unwrap_err();
-    assert_matches!(refused, Error::WrongKind { .. });
+    assert_matches!(client.lock(&name).ask().await, Err(Error::WrongKind { .. }));
     free(writer).await;
     let guard = held(&client.lock(&name)).await;
-    let refused = data.write().ask().await.unwrap_err();
-    assert_matches!(refused, Error::WrongKind { .. });
+    assert_matches!(data.write().ask().await, Err(Error::WrongKind { .. }));
     free(guard).await;
 }
 
@@ -356,8 +326,7 @@ async fn requests_without_permission_are_refused() {
     let lock = client.lock(&unique("refused"));
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
-    let refused = lock.ask().await.unwrap_err();
-    assert_matches!(refused, Error::NotPermitted { .. });
+    assert_matches!(lock.ask().await, Err(Error::NotPermitted { .. }));
     until_rises("it is renewed", async || guard.valid_for()).await;
     let next = {
         let lock = lock.clone();
@@ -365,8 +334,7 @@ async fn requests_without_permission_are_refused() {
     };
     until("it waits", async || client.status().subscriptions > 0).await;
     free(guard).await;
-    let next = done("the next acquires", next).await;
-    free(next).await;
+    free(done("the next acquires", next).await).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 

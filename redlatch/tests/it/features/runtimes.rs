@@ -16,7 +16,7 @@ fn calls_without_runtime_fail_and_do_not_panic() {
             Poll::Pending => panic!("{what}: pending"),
         }
     }
-    let runtime = runtime();
+    let runtime = threaded_runtime();
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
     let name = unique("no-runtime");
     let (lock, me) = (client.lock(&name), Owner::new());
@@ -37,6 +37,11 @@ fn calls_without_runtime_fail_and_do_not_panic() {
     refused("expirable acquire", expirable.acquire());
     refused("expirable available", expirable.available());
     refused("expirable set_permits", expirable.set_permits(1));
+    let embedded = Client::embedded();
+    refused("embedded lock", embedded.lock("a").lock());
+    refused("embedded acquire", embedded.semaphore("a").acquire());
+    refused("embedded release", embedded.semaphore("a").release(1));
+    refused("release", semaphore.release(1));
     let latch = client.count_down_latch(&name);
     refused("count", latch.count());
     refused("count_down", latch.count_down());
@@ -45,9 +50,13 @@ fn calls_without_runtime_fail_and_do_not_panic() {
     refused("latch delete", latch.delete());
 }
 
-fn runtime() -> tokio::runtime::Runtime {
+fn threaded_runtime() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(1).enable_all().build().unwrap()
+}
+
+fn held_in(runtime: &tokio::runtime::Runtime, lock: Lock) -> Guard {
+    runtime.block_on(held(&lock))
 }
 
 /// A client is used from two runtimes. When the runtime that drives its connection and its watchdog
@@ -55,23 +64,17 @@ fn runtime() -> tokio::runtime::Runtime {
 #[test]
 fn end_of_one_runtime_does_not_affect_another() {
     let server = Server::start();
-    let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let (ending, staying) = (threaded_runtime(), threaded_runtime());
+    let settings = renewing();
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     let other = staying.block_on(Client::connect(&server.url())).unwrap();
     // The watchdog starts in the runtime that ends.
-    let first = ending
-        .block_on(client.lock("first").lock().into_future())
-        .unwrap();
-    let held = staying
-        .block_on(client.lock("held").lock().into_future())
-        .unwrap();
+    let first = held_in(&ending, client.lock("first"));
+    let held = held_in(&staying, client.lock("held"));
     let blocker = other.lock("waited").lock().lease(10 * LONG).into_future();
     let blocker = staying.block_on(blocker).unwrap();
     let waiter = staying.spawn(client.lock("waited").lock().into_future());
-    staying.block_on(until("it waits", async || {
-        client.status().subscriptions == 1
-    }));
+    staying.block_on(until_subscribed(&client, 1));
     drop(ending);
     staying.block_on(async {
         free(blocker).await;
@@ -86,25 +89,21 @@ fn end_of_one_runtime_does_not_affect_another() {
 #[test]
 fn watchdog_continues_in_another_runtime() {
     let server = Server::start();
-    let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let (ending, staying) = (threaded_runtime(), threaded_runtime());
+    let settings = renewing();
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
-    let first = ending
-        .block_on(client.lock("first").lock().into_future())
-        .unwrap();
-    let held = staying
-        .block_on(client.lock("held").lock().into_future())
-        .unwrap();
+    let first = held_in(&ending, client.lock("first"));
+    let held = held_in(&staying, client.lock("held"));
     drop(ending);
     // Observes from a separate runtime.
-    runtime().block_on(renewed_again([&held, &first]));
+    threaded_runtime().block_on(renewed_again([&held, &first]));
 }
 
 /// A request that was dropped in the other runtime has timers there, so it is repeated.
 #[test]
 fn listing_continues_in_another_runtime() {
     let server = Server::start();
-    let (ending, staying) = (runtime(), runtime());
+    let (ending, staying) = (threaded_runtime(), threaded_runtime());
     let client = ending.block_on(Client::connect(&server.url())).unwrap();
     let held = ending.block_on(client.lock("a").lock().into_future());
     let mut listing = client.list("*");
@@ -137,10 +136,8 @@ async fn renewed_again(guards: [&Guard; 2]) {
 #[test]
 fn interrupted_queue_closing_loses_no_wake_up() {
     let server = Server::start();
-    let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder()
-        .subscription_linger(Duration::from_millis(1))
-        .response_timeout(LONG);
+    let (ending, staying) = (threaded_runtime(), threaded_runtime());
+    let settings = long_timeout().subscription_linger(Duration::from_millis(1));
     let client = staying.block_on(settings.connect(&server.url())).unwrap();
     let other = staying.block_on(Client::connect(&server.url())).unwrap();
     let held = other.lock("a").lock().lease(10 * LONG).into_future();
@@ -159,13 +156,7 @@ fn interrupted_queue_closing_loses_no_wake_up() {
     server.thaw();
     let waiter = staying.spawn(client.lock("a").lock().into_future());
     staying.block_on(async {
-        until("it is subscribed", async || {
-            server
-                .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-                .len()
-                == 1
-        })
-        .await;
+        until("it is subscribed", async || channels(&server) == 1).await;
         free(held).await;
         drop(joined("woken", waiter).await);
     });
@@ -177,11 +168,8 @@ fn guard_can_outlive_its_runtime() {
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
     let lock = client.lock(&unique("outlives"));
     let short = || lock.lock().lease(Duration::from_millis(500));
-    let (one, two) = (
-        runtime.block_on(retry_if_late(short)),
-        client.lock(&unique("outlives")),
-    );
-    let two = runtime.block_on(two.lock().into_future()).unwrap();
+    let one = runtime.block_on(retry_if_late(short));
+    let two = held_in(&runtime, client.lock(&unique("outlives")));
     drop(runtime);
     drop(one);
     let rest = tokio::runtime::Runtime::new().unwrap();
@@ -190,21 +178,8 @@ fn guard_can_outlive_its_runtime() {
     drop(two.lost());
     drop(two);
     // The client continues to work in another runtime, on a new connection.
-    let guard = rest
-        .block_on(within_limit("in another runtime", lock.lock()))
-        .unwrap();
-    rest.block_on(guard.unlock()).unwrap();
-}
-
-#[test]
-fn call_without_runtime_fails() {
-    let lock = Client::embedded().lock("no-runtime");
-    let mut acquiring = lock.lock().into_future();
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    match acquiring.as_mut().poll(&mut cx) {
-        std::task::Poll::Ready(Err(Error::NoRuntime)) => {}
-        other => panic!("{other:?}"),
-    }
+    let guard = rest.block_on(done("in another runtime", lock.lock()));
+    rest.block_on(free(guard));
 }
 
 /// Nothing panics in a runtime without timers, regardless of where the client was created.
@@ -213,8 +188,8 @@ fn runtime_without_timers_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
     let bare = tokio::runtime::Builder::new_current_thread()
         .enable_io()
-        .build()
-        .unwrap();
+        .build();
+    let bare = bare.unwrap();
     let url = shared().url();
     let error = bare.block_on(Client::connect(&url)).unwrap_err();
     assert_eq!(error, Error::NoRuntime);
@@ -226,9 +201,9 @@ fn runtime_without_timers_causes_error() {
         let lock = made.lock(&unique("timers"));
         let latch = made.count_down_latch(&unique("timers-latch"));
         let permits = made.semaphore(&unique("timers-permits"));
-        let both = redlatch::MultiLock::new([&lock]);
-        let red = redlatch::RedLock::new([&lock]);
-        let me = redlatch::Owner::new();
+        let both = MultiLock::new([&lock]);
+        let red = RedLock::new([&lock]);
+        let me = Owner::new();
         let hold = || whole.block_on(lock.lock().owner(me).into_future());
         let (held, more) = (hold().unwrap(), hold().unwrap());
         bare.block_on(async {
@@ -249,20 +224,14 @@ fn runtime_without_timers_causes_error() {
             // Must succeed or return an error, but not panic.
             let _ = lock.is_locked().await;
             let _ = both.is_held_by(held.owner()).await;
-            let mut lost = std::pin::pin!(held.lost());
-            tokio::select! {
-                biased;
-                () = &mut lost => panic!("it is held"),
-                () = tokio::task::yield_now() => {}
-            }
+            poll_until(pin!(held.lost()), tokio::task::yield_now()).await;
             assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
             // Whatever cannot be released in this runtime is released in the other one.
             let _ = more.unlock().await;
             drop(held);
         });
         whole.block_on(async {
-            let guard = within_limit("released", lock.lock()).await;
-            free(guard.unwrap()).await;
+            free(done("released", lock.lock()).await).await;
         });
     }
 }
@@ -273,8 +242,8 @@ fn runtime_without_sockets_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
     let bare = tokio::runtime::Builder::new_current_thread()
         .enable_time()
-        .build()
-        .unwrap();
+        .build();
+    let bare = bare.unwrap();
     let server = Server::start();
     let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
     assert_eq!(error, Error::NoRuntime);

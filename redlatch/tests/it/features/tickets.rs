@@ -23,12 +23,7 @@ async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
     assert!(lock.try_lock().await.unwrap().is_none());
     assert!(other.try_lock().await.unwrap().is_none());
     other.renew_ticket(&ticket, 2 * LONG).await.unwrap();
-    let left = lock
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(|left| left.duration());
-    assert!(left > Some(LONG));
+    assert!(lease_left(&lock).await > LONG);
 
     let adopted = other.adopt(&ticket).await.unwrap();
     assert_ne!(adopted.owner_id(), owner);
@@ -46,8 +41,7 @@ async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
             assert_eq!(*reason, TicketRefusal::HeldBy { owner });
         }
     }
-    let again = adopted.reenter().await.unwrap();
-    free(again).await;
+    free(adopted.reenter().await.unwrap()).await;
     let ticket = adopted.into_ticket().await.unwrap();
     lock.unlock_ticket(&ticket).await.unwrap();
     assert!(!other.is_locked().await.unwrap());
@@ -55,7 +49,7 @@ async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
 }
 
 async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("moves");
     let [plain, fair, fenced, spin, data] =
         ["plain", "fair", "fenced", "spin", "data"].map(|kind| format!("{name}:{kind}"));
@@ -81,21 +75,15 @@ async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
 async fn one_of_many_clients_adopts_each_ticket(store: TestStore) {
     let name = unique("race");
     let first = store.client().await.lock(&name);
-    let mut clients = Vec::new();
-    for _ in 0..4 {
-        clients.push(store.client().await);
-    }
+    let clients: [Client; 4] = store.clients().await;
     let mut ticket = held(&first).await.into_ticket().await.unwrap();
     for _ in 0..20 {
-        let adopting = clients
-            .iter()
-            .flat_map(|client| [client, client])
-            .map(|client| {
-                let (lock, ticket) = (client.lock(&name), ticket.clone());
-                tokio::spawn(async move { lock.adopt(&ticket).await })
-            });
+        let adopting = spawn_each(clients.iter().chain(&clients), |client| {
+            let (lock, ticket) = (client.lock(&name), ticket.clone());
+            async move { lock.adopt(&ticket).await }
+        });
         let mut adopted = Vec::new();
-        for one in adopting.collect::<Vec<_>>() {
+        for one in adopting {
             match done("an answer", one).await {
                 Ok(guard) => adopted.push(guard),
                 Err(error) => assert_matches!(error, Error::TicketRefused { .. }),
@@ -115,7 +103,7 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
     let (name, holders) = (unique("exclusion"), Arc::new(AtomicU32::new(0)));
     let mut tasks = Vec::new();
     for _ in 0..3 {
-        let pair = [store.client().await, store.client().await];
+        let pair: [Client; 2] = store.clients().await;
         let (name, holders) = (name.clone(), holders.clone());
         tasks.push(tokio::spawn(async move {
             let work = async || {
@@ -147,59 +135,23 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
 
 /// The lease that the waiters know of is far longer than that of the ticket, which nothing uses.
 async fn waiters_learn_shorter_lease_of_ticket(store: TestStore) {
-    let (one, two) = (store.client().await, store.client().await);
+    let [one, two] = store.clients().await;
     let name = unique("shorter");
-    for kind in ["plain", "fair", "write"] {
-        let name = format!("{name}:{kind}");
-        let waiting = {
-            let (two, name) = (two.clone(), name.clone());
-            async move {
-                match kind {
-                    "plain" => two.lock(&name).lock().await.map(drop),
-                    "fair" => two.fair_lock(&name).lock().await.map(drop),
-                    _ => two.read_write_lock(&name).write().lock().await.map(drop),
-                }
-            }
-        };
-        let lease = 10 * LONG;
-        let waiting = match kind {
-            "plain" => {
-                let guard = one.lock(&name).lock().lease(lease).await.unwrap();
-                let waiting = start_waiting(&two, waiting).await;
-                guard.into_ticket_for(SECOND).await.unwrap();
-                waiting
-            }
-            "fair" => {
-                let guard = one.fair_lock(&name).lock().lease(lease).await.unwrap();
-                let waiting = start_waiting(&two, waiting).await;
-                guard.into_ticket_for(SECOND).await.unwrap();
-                waiting
-            }
-            _ => {
-                let lock = one.read_write_lock(&name).write();
-                let guard = lock.lock().lease(lease).await.unwrap();
-                let waiting = start_waiting(&two, waiting).await;
-                guard.into_ticket_for(SECOND).await.unwrap();
-                waiting
-            }
-        };
-        joined("the end of the ticket", waiting).await;
-        two.flush().await;
-        until("the channel is not used any more", async || {
-            two.status().subscriptions == 0
-        })
-        .await;
-    }
+    let [plain, fair, data] = ["plain", "fair", "write"].map(|kind| format!("{name}:{kind}"));
+    waiter_learns_shorter_lease(&two, one.lock(&plain), two.lock(&plain)).await;
+    waiter_learns_shorter_lease(&two, one.fair_lock(&fair), two.fair_lock(&fair)).await;
+    let [ours, theirs] = [&one, &two].map(|client| client.read_write_lock(&data).write());
+    waiter_learns_shorter_lease(&two, ours, theirs).await;
 }
 
-/// Starts a request and waits until its client has subscribed to the channel of the lock.
-async fn start_waiting<F: Future<Output = redlatch::Result<()>> + Send + 'static>(
-    client: &Client,
-    waiting: F,
-) -> tokio::task::JoinHandle<redlatch::Result<()>> {
-    let waiting = tokio::spawn(waiting);
-    until_subscribed(client, 1).await;
-    waiting
+async fn waiter_learns_shorter_lease<K: HasTicket>(two: &Client, lock: Lock<K>, other: Lock<K>) {
+    let guard = lock.lock().lease(10 * LONG).await.unwrap();
+    let waiting = waiter_of(two, other.lock()).await;
+    guard.into_ticket_for(SECOND).await.unwrap();
+    drop(joined("the end of the ticket", waiting).await);
+    two.flush().await;
+    // The channel is not used any more.
+    until_subscribed(two, 0).await;
 }
 
 /// A guard whose ticket is canceled is released, and an adoption that is canceled gives the hold back.
@@ -212,10 +164,8 @@ async fn canceled_steps_leave_nothing_behind(store: TestStore) {
         let ticket = poll_up_to(polls, guard.into_ticket_for(10 * LONG)).await;
         let is_made = ticket.is_some();
         if let Some(ticket) = ticket {
-            two.fenced_lock(name)
-                .unlock_ticket(&ticket.unwrap())
-                .await
-                .unwrap();
+            let unlocked = two.fenced_lock(name).unlock_ticket(&ticket.unwrap()).await;
+            unlocked.unwrap();
         }
         one.flush().await;
         assert!(!lock.is_locked().await.unwrap());
@@ -257,7 +207,7 @@ async fn release_behind_canceled_ticket_is_no_loss() {
     drop_after_each_poll(|polls| async move {
         let (lock, me) = (client.lock(name), Owner::new());
         let outer = lock.lock().owner(me).await.unwrap();
-        let mut reentering = Box::pin(lock.lock().owner(me).into_future());
+        let mut reentering = lock.lock().owner(me).into_future();
         let mut making = Box::pin(outer.into_ticket());
         assert!(poll_up_to(1, reentering.as_mut()).await.is_none());
         assert!(poll_up_to(1, making.as_mut()).await.is_none());
@@ -279,8 +229,7 @@ async fn release_behind_canceled_ticket_is_no_loss() {
 
 async fn through_proxy() -> (Client, Arc<Proxy>) {
     let proxy = Arc::new(Proxy::to(shared().port()));
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let client = connect(long_timeout(), &proxy.url()).await;
     (client, proxy)
 }
 
@@ -292,45 +241,34 @@ async fn steps_whose_answers_are_lost_are_repeated() {
     let guard = held(&lock).await;
     let token = guard.token();
     let ticket = with_lost_answer(&proxy, guard.into_ticket()).await.unwrap();
-    with_lost_answer(&proxy, lock.renew_ticket(&ticket, LONG))
-        .await
-        .unwrap();
+    let renewed = with_lost_answer(&proxy, lock.renew_ticket(&ticket, LONG)).await;
+    renewed.unwrap();
     let guard = with_lost_answer(&proxy, lock.adopt(&ticket)).await.unwrap();
     assert_eq!((guard.token(), guard.hold_count()), (token, 1));
     let ticket = guard.into_ticket().await.unwrap();
-    with_lost_answer(&proxy, lock.unlock_ticket(&ticket))
-        .await
-        .unwrap();
+    let unlocked = with_lost_answer(&proxy, lock.unlock_ticket(&ticket)).await;
+    unlocked.unwrap();
     assert!(!lock.is_locked().await.unwrap());
 }
 
 /// The answer to an adoption does not arrive in time. The same client adopts the ticket as soon as the store answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_adopts_ticket_after_outage() {
-    let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let (one, two) = (
-        client(&server).await,
-        settings.connect(&server.url()).await.unwrap(),
-    );
-    let ticket = held(&one.lock("a"))
-        .await
-        .into_ticket_for(10 * LONG)
-        .await
-        .unwrap();
+    let (server, one) = server_and_client().await;
+    let two = connect(response_timeout(Duration::from_millis(200)), &server.url()).await;
+    let guard = held(&one.lock("a")).await;
+    let ticket = guard.into_ticket_for(10 * LONG).await.unwrap();
     server.freeze();
     for _ in 0..3 {
-        let error = two.lock("a").adopt(&ticket).await.unwrap_err();
-        assert!(error.is_transient(), "{error}");
+        assert_transient(two.lock("a").adopt(&ticket).await);
     }
     server.thaw();
     let lock = two.lock("a");
     let adopted = retry_transient(|| lock.adopt(&ticket)).await;
     let error = one.lock("a").adopt(&ticket).await.unwrap_err();
     let owner = adopted.owner_id().to_string();
-    assert!(
-        matches!(error, Error::TicketRefused { reason, .. } if reason == TicketRefusal::HeldBy { owner })
-    );
+    let held_by = TicketRefusal::HeldBy { owner };
+    assert_matches!(error, Error::TicketRefused { ref reason, .. } if *reason == held_by);
     within_limit("settled", two.flush()).await;
     assert!(adopted.is_valid());
     // An answer may be late again.
@@ -353,8 +291,7 @@ async fn former_holder_does_not_affect_adopter() {
     first.flush().await;
     assert!(adopted.is_valid());
     assert!(tokio::time::timeout(Duration::ZERO, lost).await.is_err());
-    let unlocked = adopted.unlock().await;
-    unlocked.unwrap();
+    free(adopted).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -363,7 +300,7 @@ async fn adopted_hold_that_was_deleted_is_lost() {
     let ticket = held(&client.lock(&name)).await.into_ticket().await.unwrap();
     let adopted = client.lock(&name).adopt(&ticket).await.unwrap();
     let () = shared().command(&["DEL", &name]);
-    assert_lost(&adopted.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(adopted.unlock().await, Loss::NotHeld);
 }
 
 /// The data under the key of a lock is that of another program.
@@ -416,15 +353,13 @@ fn threads_pass_tickets_on() {
 async fn guard_that_became_a_ticket_reports_no_loss() {
     let without_linger = Client::builder().subscription_linger(Duration::ZERO);
     let peer = client(shared()).await;
-    let client = without_linger.connect(&shared().url()).await.unwrap();
+    let client = connect(without_linger, &shared().url()).await;
     let name = unique("checked");
     let (lock, theirs) = (client.lock(&name), peer.lock(&name));
     let publishing = Arc::new(AtomicBool::new(true));
     let messages = {
-        let (publishing, channel) = (
-            publishing.clone(),
-            format!("redisson_lock__channel:{{{name}}}"),
-        );
+        let publishing = publishing.clone();
+        let channel = format!("redisson_lock__channel:{{{name}}}");
         std::thread::spawn(move || {
             let mut connection = shared().connection();
             let mut publish = redis::cmd("PUBLISH");
@@ -436,8 +371,7 @@ async fn guard_that_became_a_ticket_reports_no_loss() {
     };
     for _ in 0..300 {
         let held = theirs.lock().await.unwrap();
-        let waiting = tokio::spawn(lock.lock().into_future());
-        until("it waits", async || client.status().subscriptions > 0).await;
+        let waiting = waiter_of(&client, lock.lock()).await;
         free(held).await;
         let guard = joined("acquired", waiting).await;
         let mut lost = pin!(guard.lost());
@@ -445,8 +379,7 @@ async fn guard_that_became_a_ticket_reports_no_loss() {
         // What is in flight does not concern the guard any more.
         assert!(poll_up_to(1, &mut lost).await.is_none());
         lock.unlock_ticket(&ticket).await.unwrap();
-        let is_idle = || async { client.status().subscriptions == 0 };
-        until("its subscription has ended", is_idle).await;
+        until_subscribed(&client, 0).await;
     }
     publishing.store(false, Ordering::Relaxed);
     messages.join().unwrap();

@@ -5,35 +5,28 @@ use std::io::{BufRead as _, BufReader, Write as _};
 
 use crate::common::prelude::*;
 
-fn channels(server: &Server) -> usize {
-    server.info("pubsub_channels").parse().unwrap()
-}
-
 /// Only the first waiter in the queue sends requests; a turn costs one release and one acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_waiter_per_name_asks_the_server() {
     const WAITERS: usize = 200;
     let server = Server::start();
-    let (holder, crowd) = (
-        unregistered_client(&server).await,
-        unregistered_client(&server).await,
-    );
+    let holder = unregistered_client(&server).await;
+    let crowd = unregistered_client(&server).await;
     let guard = held(&holder.lock("a")).await;
     let before = server.calls("eval");
     let begun = Arc::new(AtomicUsize::new(0));
-    let waiters: Vec<_> = (0..WAITERS)
-        .map(|_| {
-            let (lock, begun) = (crowd.lock("a"), begun.clone());
-            tokio::spawn(async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                free(held(&lock).await).await;
-            })
-        })
-        .collect();
+    let waiters = spawn_each(0..WAITERS, |_| {
+        let (lock, begun) = (crowd.lock("a"), begun.clone());
+        async move {
+            begun.fetch_add(1, Ordering::SeqCst);
+            free(held(&lock).await).await;
+        }
+    });
     until("all have begun", async || {
-        begun.load(Ordering::SeqCst) == WAITERS && channels(&server) == 1
+        begun.load(Ordering::SeqCst) == WAITERS
     })
     .await;
+    until("they wait", async || channels(&server) == 1).await;
     let asked = server.calls("eval") - before;
     // Each waiter that starts before the local queue exists sends one request; no waiter polls.
     assert!(asked <= WAITERS as u64 + 2, "{asked}");
@@ -58,9 +51,9 @@ async fn client_waits_for_ten_thousand_names() {
         let lock = holder.lock(&format!("name-{n}"));
         held.push(lock.lock().lease(10 * LONG).await.unwrap());
     }
-    let waiting: Vec<_> = (0..NAMES)
-        .map(|n| tokio::spawn(waiter.lock(&format!("name-{n}")).lock().into_future()))
-        .collect();
+    let waiting = spawn_each(0..NAMES, |n| {
+        waiter.lock(&format!("name-{n}")).lock().into_future()
+    });
     for some in (0..=NAMES).step_by(NAMES / 10) {
         until("more are subscribed", async || channels(&server) >= some).await;
     }
@@ -68,8 +61,7 @@ async fn client_waits_for_ten_thousand_names() {
     until("one connection per client", async || server.clients() == 2).await;
     free_all(held).await;
     for one in waiting {
-        let guard = joined("woken", one).await;
-        free(guard).await;
+        free(joined("woken", one).await).await;
     }
     until("no channel is left", async || channels(&server) == 0).await;
     until_subscribed(&waiter, 0).await;
@@ -109,8 +101,7 @@ async fn no_wake_up_is_missed_between_clients() {
 /// reconnects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_during_disconnect_is_noticed_afterwards() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let waiter = Client::connect(&proxy.url()).await.unwrap();
     for round in 0..10 {
@@ -124,21 +115,18 @@ async fn release_during_disconnect_is_noticed_afterwards() {
             proxy.stall(false);
             proxy.cut();
         } else {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
             free(held).await;
             proxy.refuse(false);
         }
-        let guard = joined("seen", waiting).await;
-        free(guard).await;
+        free(joined("seen", waiting).await).await;
     }
 }
 
 /// A message comes once. What the waiter sends behind it is lost: its request, or behind a grant its release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_behind_message_is_repeated_if_it_is_lost() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let waiter = client_at(&proxy.url()).await;
     let losing = async || {
@@ -153,8 +141,7 @@ async fn request_behind_message_is_repeated_if_it_is_lost() {
         proxy.discard_requests(true);
         free(held).await;
         losing().await;
-        let guard = joined("acquired", waiting).await;
-        free(guard).await;
+        free(joined("acquired", waiting).await).await;
         until("it waits no more", async || channels(&server) == 0).await;
 
         let (fair, theirs) = (waiter.fair_lock("b"), holder.fair_lock("b"));
@@ -215,8 +202,7 @@ async fn silently_deleted_lock_is_acquired_after_its_lease() {
 /// must not send the step before the subscription (F6).
 #[tokio::test(flavor = "current_thread")]
 async fn subscription_is_sent_first_for_any_task_budget() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let other = Client::connect(&server.url()).await.unwrap();
     let seen = monitor(&server);
     until("the monitor is active", async || {
@@ -226,17 +212,11 @@ async fn subscription_is_sent_first_for_any_task_budget() {
     .await;
     for left in 1..12 {
         let lock = client.lock(&format!("budget-{left}"));
-        let held = other
-            .lock(lock.name())
-            .lock()
-            .lease(10 * LONG)
-            .await
-            .unwrap();
-        until("the holder's step is seen", async || {
-            let seen = seen.lock().unwrap();
-            seen.iter().any(|line| line.contains(lock.name()))
-        })
-        .await;
+        let theirs = other.lock(lock.name());
+        let held = theirs.lock().lease(10 * LONG).await.unwrap();
+        let of_holder = |line: &String| line.contains(lock.name());
+        let is_seen = async || seen.lock().unwrap().iter().any(of_holder);
+        until("the holder's step is seen", is_seen).await;
         seen.lock().unwrap().clear();
         let mut waiting = lock.lock().into_future();
         // Leaves this much of tokio's budget (128 per poll of a task) at each poll.
@@ -255,17 +235,12 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             let ours = |line: &str| line.contains(verb) && line.contains(lock.name());
             (0..seen.len()).filter(|&at| ours(&seen[at])).collect()
         };
-        until("subscribed and retried", async || {
-            sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2
-        })
-        .await;
-        assert!(
-            sent("SUBSCRIBE")[0] < sent("EVALSHA")[1],
-            "sent before the subscription"
-        );
+        let retried = async || sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2;
+        until("subscribed and retried", retried).await;
+        // Not sent before the subscription.
+        assert!(sent("SUBSCRIBE")[0] < sent("EVALSHA")[1]);
         free(held).await;
-        let guard = joined("woken", waiting).await;
-        free(guard).await;
+        free(joined("woken", waiting).await).await;
     }
 }
 
@@ -298,21 +273,15 @@ async fn refused_channel_affects_only_its_own_name() {
     let rights: Vec<&str> = rights.split(' ').collect();
     let _: () = server.command(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
-    let client = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .connect(&url)
-        .await
-        .unwrap();
+    let client = connect(renewing(), &url).await;
     let admin = Client::connect(&server.url()).await.unwrap();
     let _bad = admin.lock("bad").lock().lease(10 * LONG).await.unwrap();
     let fine = admin.lock("fine").lock().lease(10 * LONG).await.unwrap();
-    let waiter = tokio::spawn(client.lock("fine").lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, client.lock("fine").lock()).await;
     let refused = client.lock("bad").lock().await.unwrap_err();
     assert!(refused.to_string().contains("permissions"), "{refused}");
     server.cut_all();
-    let still = client.lock("other").try_lock().await.unwrap();
-    assert!(still.is_some());
+    assert!(client.lock("other").try_lock().await.unwrap().is_some());
     free(fine).await;
     drop(joined("woken", waiter).await);
 }

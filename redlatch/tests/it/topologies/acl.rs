@@ -2,6 +2,7 @@
 //! and minimal, and a user without permission gets a clear error.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Debug;
 
 use redlatch::inspect::{Event, ObjectState};
 use redlatch_testkit::{Ca, LOOPBACK, TlsPlan};
@@ -15,14 +16,10 @@ async fn everything(client: &Client, other: &Client) {
     let plain = client.lock(&name("lock"));
     let guard = held(&plain).await;
     let inner = guard.reenter().await.unwrap();
-    let waiting = {
-        let lock = other.lock(plain.name());
-        tokio::spawn(async move { lock.lock().await?.unlock().await })
-    };
-    until("a client waits", async || other.status().subscriptions > 0).await;
+    let waiting = waiter_of(other, other.lock(plain.name()).lock()).await;
     free(inner).await;
     free(guard).await;
-    joined("its turn", waiting).await;
+    free(joined("its turn", waiting).await).await;
     let guard = plain.lock().owner(Owner::new()).await.unwrap();
     let asked = other.lock(plain.name()).revoke(LONG).await.unwrap();
     assert!(asked.is_some());
@@ -57,19 +54,15 @@ async fn everything(client: &Client, other: &Client) {
     // connected.
     let guard = held(&fair).await;
     let theirs = other.fair_lock(fair.name());
-    let mut head = Box::pin(theirs.lock().into_future());
-    tokio::select! {
-        biased;
-        _ = &mut head => unreachable!("it is held"),
-        () = async {
-            waiters(1).await;
-            // Until the head has subscribed, too: these follow its requests on the same connection.
-            for _ in 0..2 {
-                let other = held(&other.lock(&name("other"))).await;
-                free(other).await;
-            }
-        } => {}
-    }
+    let mut head = theirs.lock().into_future();
+    let subscribed = async {
+        waiters(1).await;
+        // These follow its requests on the same connection.
+        for _ in 0..2 {
+            free(held(&other.lock(&name("other"))).await).await;
+        }
+    };
+    poll_until(&mut head, subscribed).await;
     free(guard).await;
     assert!(fair.try_lock().await.unwrap().is_none());
     free(done("its turn", head).await).await;
@@ -79,10 +72,8 @@ async fn everything(client: &Client, other: &Client) {
     let campaigns = ["second", "third"].map(|value| election.campaign(value));
     let third = campaigns[1].owner_id().clone();
     let [second, next] = campaigns.map(|campaign| tokio::spawn(campaign.into_future()));
-    until("both wait", async || {
-        election.candidates().await.unwrap().len() == 2
-    })
-    .await;
+    let both_wait = async || election.candidates().await.unwrap().len() == 2;
+    until("both wait", both_wait).await;
     // The order in which they have joined is unknown.
     let last = election.candidates().await.unwrap().remove(1).owner;
     leadership.proclaim("ready").await.unwrap();
@@ -92,13 +83,12 @@ async fn everything(client: &Client, other: &Client) {
         leader.is_some_and(|leader| leader.owner == last)
     })
     .await;
-    let (first, then) = match last == third {
-        true => (next, second),
-        false => (second, next),
+    let in_order = match last == third {
+        true => [next, second],
+        false => [second, next],
     };
-    for waiting in [first, then] {
-        let leadership = done("its turn", waiting).await;
-        leadership.unwrap().resign().await.unwrap();
+    for waiting in in_order {
+        joined("its turn", waiting).await.resign().await.unwrap();
     }
 
     // There is a term, and no leader: so the script reads the lock, and changes the term.
@@ -116,11 +106,8 @@ async fn everything(client: &Client, other: &Client) {
     let theirs = other.read_write_lock(lock.name()).prefer_writers();
     let waiting = tokio::spawn(async move { theirs.write().lock().await?.unlock().await });
     // A waiting writer blocks new readers.
-    until("a writer waits", async || {
-        let another = lock.read().try_lock().await.unwrap();
-        another.is_none()
-    })
-    .await;
+    let refused = async || lock.read().try_lock().await.unwrap().is_none();
+    until("a writer waits", refused).await;
     free(read).await;
     joined("its turn", waiting).await;
     let write = held(&lock.write()).await;
@@ -181,19 +168,16 @@ fn denied(server: &Server) -> Vec<String> {
         .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
     // Optional: for users who want the server to show which library is connected (from 7.2 on), to report changed locks, and to
     // have the registry of clients.
-    let optional = [
-        "client|setinfo",
-        "client|tracking",
-        "client|caching",
-        "redlatch_client:",
-    ];
-    let is_optional = |denied: &String| optional.iter().any(|command| denied.contains(command));
+    let optional = ["setinfo", "tracking", "caching"].map(|name| format!("client|{name}"));
+    let is_optional = |denied: &String| {
+        denied.contains("redlatch_client:") || optional.iter().any(|name| denied.contains(name))
+    };
     denied.filter(|denied| !is_optional(denied)).collect()
 }
 
 #[track_caller]
-fn assert_refused(error: &Error) {
-    assert_matches!(error, Error::NotPermitted { .. });
+fn assert_refused<T: Debug>(result: Result<T, Error>) {
+    assert_matches!(result, Err(Error::NotPermitted { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -237,16 +221,15 @@ async fn operator_can_inspect_but_not_change() {
     assert_eq!(seen, 6);
     let mut watch = operator.watch(&format!("{PREFIX}*"));
     for _ in 0..seen {
-        let event = done("an event", watch.next()).await;
-        assert_matches!(event, Event::Changed { .. });
+        assert_matches!(done("an event", watch.next()).await, Event::Changed { .. });
     }
     let key = format!("{PREFIX}{name}");
     assert!(operator.inspect(&key).await.unwrap().is_some());
     assert_eq!(denied(secured.server.plain()), [""; 0]);
 
-    assert_refused(&operator.lock(&key).force_unlock().await.unwrap_err());
-    assert_refused(&operator.lock(&unique("new")).lock().await.unwrap_err());
-    assert_refused(&operator.lock(&key).lock().await.unwrap_err());
+    assert_refused(operator.lock(&key).force_unlock().await);
+    assert_refused(operator.lock(&unique("new")).lock().await);
+    assert_refused(operator.lock(&key).lock().await);
     free(plain).await;
     free(fenced).await;
     free(fair).await;
@@ -257,16 +240,14 @@ async fn operator_can_inspect_but_not_change() {
 #[tokio::test]
 async fn denied_request_fails_immediately() {
     let Rules { app, .. } = rules();
-    let restricted = app
-        .replacen("app ", "restricted ", 1)
-        .replace("+subscribe ", "");
+    let restricted = app.replacen("app ", "restricted ", 1);
+    let restricted = restricted.replace("+subscribe ", "");
     let secured = Secured::start(&[app, &restricted]);
     let url = secured.server.url();
 
-    let settings = secured.settings_of(app, Client::builder());
-    let elsewhere = settings.connect(&url).await.unwrap();
+    let elsewhere = connect(secured.settings_of(app, Client::builder()), &url).await;
     let lock = elsewhere.lock(&unique("foreign"));
-    assert_refused(&within_limit("refused", lock.lock()).await.unwrap_err());
+    assert_refused(within_limit("refused", lock.lock()).await);
     // The client keeps retrying in the background to release what it may have acquired.
     let status = elsewhere.status();
     assert_eq!((status.holds, status.subscriptions), (0, 0));
@@ -277,8 +258,7 @@ async fn denied_request_fails_immediately() {
     let lock = client.lock(&unique("waited-for"));
     let guard = held(&lock).await;
     let waiting = restricted.lock(lock.name());
-    let refused = within_limit("refused", waiting.lock()).await;
-    assert_refused(&refused.unwrap_err());
+    assert_refused(within_limit("refused", waiting.lock()).await);
     free(guard).await;
     assert!(!lock.is_locked().await.unwrap());
 }
@@ -296,21 +276,21 @@ async fn user_without_further_keys_leaves_nothing_behind() {
     let client = settings.connect(&secured.server.url()).await.unwrap();
     let name = unique("derived");
     let data = client.read_write_lock(&name);
-    assert_refused(&data.read().lock().await.unwrap_err());
-    assert_refused(&client.fair_lock(&name).lock().await.unwrap_err());
-    assert_refused(&client.fenced_lock(&name).lock().await.unwrap_err());
-    assert_refused(&client.lock(&name).ask().await.unwrap_err());
+    assert_refused(data.read().lock().await);
+    assert_refused(client.fair_lock(&name).lock().await);
+    assert_refused(client.fenced_lock(&name).lock().await);
+    assert_refused(client.lock(&name).ask().await);
     let semaphore = client.expirable_semaphore(&name);
-    assert_refused(&semaphore.try_set_permits(1).await.unwrap_err());
+    assert_refused(semaphore.try_set_permits(1).await);
     free(held(&client.lock(&name)).await).await;
     let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);
     assert_eq!(left, [""; 0]);
 
     let writer = held(&data.write()).await;
     // A writer also reads.
-    assert_refused(&writer.reenter_read().await.unwrap_err());
+    assert_refused(writer.reenter_read().await);
     // Nor may it release, because other writers may wait.
-    assert_refused(&writer.unlock().await.unwrap_err());
+    assert_refused(writer.unlock().await);
     let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);
     assert_eq!(left, [format!("{PREFIX}{name}")]);
     assert!(secured.server.plain().command::<i64>(&["PTTL", &left[0]]) > 0);
@@ -331,9 +311,8 @@ fn logged_in(rules: &str, ca: Option<&Ca>) -> redlatch::ClientBuilder {
     let (name, password) = login(rules);
     let ca = ca.expect("there is TLS");
     let ours = ca.client();
-    Client::builder()
+    long_timeout()
         .prefix(PREFIX)
-        .response_timeout(LONG)
         .tls_ca(ca.pem())
         .tls_client_cert(ours.cert, ours.key)
         .username(name)
@@ -388,17 +367,8 @@ async fn documented_rules_are_sufficient_with_sentinels() {
 #[tokio::test]
 async fn forbidden_name_concerns_only_its_caller() {
     let server = Server::start();
-    let rule = [
-        "ACL",
-        "SETUSER",
-        "bob",
-        "on",
-        ">secret",
-        "+@all",
-        "~*allowed*",
-        "&*",
-    ];
-    let () = server.command(&rule);
+    let rules = ["bob", "on", ">secret", "+@all", "~*allowed*", "&*"];
+    let () = server.command(&[&["ACL", "SETUSER"], &rules[..]].concat());
     let url = format!("redis://bob:secret@127.0.0.1:{}", server.port());
     let client = Client::connect(&url).await.unwrap();
     let mut requests = tokio::task::JoinSet::new();
@@ -411,10 +381,7 @@ async fn forbidden_name_concerns_only_its_caller() {
     while let Some(answered) = within_limit("an answer", requests.join_next()).await {
         match answered.unwrap() {
             (true, acquired) => assert!(acquired.unwrap().is_some()),
-            (false, refused) => {
-                let error = refused.unwrap_err();
-                assert_matches!(error, Error::NotPermitted { .. });
-            }
+            (false, refused) => assert_refused(refused),
         }
     }
 }

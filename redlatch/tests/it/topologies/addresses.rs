@@ -21,8 +21,8 @@ fn url_of(cluster: &Cluster, node: usize) -> String {
 
 /// Returns a name in a slot of this node.
 fn name_at(cluster: &Cluster, node: usize) -> String {
-    (0..)
-        .map(|number| unique(&format!("at-{number}")))
+    let mut names = (0..).map(|number| unique(&format!("at-{number}")));
+    names
         .find(|name| cluster.master_of_key(name) == node)
         .unwrap()
 }
@@ -67,8 +67,7 @@ async fn nodes_without_host_name_are_found_by_address() {
         args: &["--cluster-preferred-endpoint-type", "hostname"],
         ..ClusterPlan::default()
     });
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&url_of(&cluster, 0)).await.unwrap();
+    let client = connect(long_timeout(), &url_of(&cluster, 0)).await;
     let names = [0, 1, 2].map(|node| name_at(&cluster, node));
     let mut guards = Vec::new();
     for name in &names {
@@ -137,8 +136,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
         args: &["--busy-reply-threshold", "10"],
         ..ClusterPlan::default()
     });
-    let settings = Client::builder().response_timeout(LONG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
+    let client = connect(long_timeout(), &cluster.url()).await;
     let names: [String; 20] = std::array::from_fn(|_| name_at(cluster, 0));
     // Connect to both nodes, and load the scripts.
     for name in [&names[0], &name_at(cluster, 1)] {
@@ -177,10 +175,8 @@ async fn busy_node_does_not_trigger_topology_refresh() {
     let refreshed = refreshes() - refreshed;
     assert!(refused >= 60, "it was busy: {refused}");
     // One every five seconds without a reason; it was up to 20 per second.
-    assert!(
-        refreshed <= 6,
-        "{refreshed} refreshes for {refused} refusals"
-    );
+    // As many as there were refusals would be too many.
+    assert!(refreshed <= 6, "{refreshed} of {refused}");
 }
 
 // Names

@@ -65,8 +65,7 @@ async fn provider_is_asked_for_each_connection_and_again_when_refused() {
     let client = connect(&rotating, Client::builder().credentials(provider)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     rotating.end_connections();
-    let guard = held(&client.lock("a")).await;
-    free(guard).await;
+    free(held(&client.lock("a")).await).await;
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 }
 
@@ -95,19 +94,15 @@ async fn open_connections_log_in_again_before_the_token_ends() {
             .collect()
     };
     let before = ids();
-    until("logged in again", async || {
-        rotating.server.calls("auth") >= 3
-    })
-    .await;
+    let again = async || rotating.server.calls("auth") >= 3;
+    until("logged in again", again).await;
     free(held(&client.lock("a")).await).await;
     assert_eq!(ids(), before, "on the same connection");
     drop(client);
     until("the connection has ended", async || ids().is_empty()).await;
     // The task that asks has ended, too: it had the last reference.
-    until("the provider is dropped", async || {
-        Arc::strong_count(&asked) == 1
-    })
-    .await;
+    let dropped = async || Arc::strong_count(&asked) == 1;
+    until("the provider is dropped", dropped).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,13 +113,11 @@ async fn provider_that_fails_is_an_outage_with_its_reason() {
         settings().credentials(|| async { Err::<Credentials, _>("the metadata service is down") });
     let error = failing.connect(&server.url()).await.unwrap_err();
     assert_matches!(error, Error::Unavailable { .. });
-    assert!(
-        error.to_string().contains("metadata service is down"),
-        "{error}"
-    );
+    let said = error.to_string();
+    assert!(said.contains("metadata service is down"), "{said}");
     let hanging = settings().credentials(std::future::pending::<io::Result<Credentials>>);
     let error = within_limit("an answer", hanging.connect(&server.url())).await;
-    assert!(error.unwrap_err().is_transient());
+    assert_transient(error);
     let empty = settings().credentials(|| async { io::Result::Ok(Credentials::new("")) });
     let error = empty.connect(&server.url()).await.unwrap_err();
     assert_matches!(error, Error::AuthenticationFailed { .. });

@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::sentinel_or_cluster::{
-    Deployment, LASTING, failover, long_timeout, steady, until_renewed,
-};
+use super::sentinel_or_cluster::{Deployment, LASTING, failover, steady, until_renewed};
 use crate::common::prelude::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,10 +35,8 @@ async fn errors_until_master_is_replaced() {
     locks_on_all_nodes_are_renewed(&cluster).await;
     // Some of the seed nodes do not answer.
     let seeds = cluster.url();
-    let elsewhere = (0..)
-        .map(|n| format!("elsewhere-{n}"))
-        .find(|name| cluster.master_of_key(name) == 1)
-        .unwrap();
+    let mut names = (0..).map(|n| format!("elsewhere-{n}"));
+    let elsewhere = names.find(|name| cluster.master_of_key(name) == 1).unwrap();
     cluster.freeze(0);
     let replica = cluster.nodes()[5].port();
     for url in [
@@ -61,13 +57,11 @@ async fn errors_until_master_is_replaced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_itself_decides_about_its_databases() {
     let cluster = shared_cluster();
-    Client::connect(&format!("{}/0", cluster.url()))
-        .await
-        .unwrap();
+    let url = format!("{}/0", cluster.url());
+    Client::connect(&url).await.unwrap();
     match Client::connect(&format!("{}/3", cluster.url())).await {
         Ok(client) => {
-            let guard = held(&client.lock(&unique("database"))).await;
-            free(guard).await;
+            free(held(&client.lock(&unique("database"))).await).await;
         }
         Err(error) => {
             assert_matches!(error, Error::Refused { .. });
@@ -108,29 +102,23 @@ fn subscribers(cluster: &Cluster, pattern: &str) -> usize {
 async fn one_client_waits_for_thousands_of_names() {
     const NAMES: usize = 2000;
     let cluster = shared_cluster();
-    let (holder, waiter) = (
-        long_timeout().connect(&cluster.url()).await.unwrap(),
-        long_timeout().connect(&cluster.url()).await.unwrap(),
-    );
+    let holder = connect(long_timeout(), &cluster.url()).await;
+    let waiter = connect(long_timeout(), &cluster.url()).await;
     let prefix = unique("many");
-    let holding: Vec<_> = (0..NAMES)
-        .map(|n| {
-            let lock = holder.lock(&format!("{prefix}-{n}"));
-            tokio::spawn(async move { retry_transient(|| lock.lock().lease(10 * LONG)).await })
-        })
-        .collect();
+    let holding = spawn_each(0..NAMES, |n| {
+        let lock = holder.lock(&format!("{prefix}-{n}"));
+        async move { retry_transient(|| lock.lock().lease(10 * LONG)).await }
+    });
     let mut held = Vec::new();
     for one in holding {
         held.push(one.await.unwrap());
     }
-    let waiting: Vec<_> = (0..NAMES)
-        .map(|n| tokio::spawn(waiter.lock(&format!("{prefix}-{n}")).lock().into_future()))
-        .collect();
+    let waiting = spawn_each(0..NAMES, |n| {
+        waiter.lock(&format!("{prefix}-{n}")).lock().into_future()
+    });
     let channels = format!("*{prefix}*");
-    until("all are subscribed to", async || {
-        subscribers(cluster, &channels) == NAMES
-    })
-    .await;
+    let all = async || subscribers(cluster, &channels) == NAMES;
+    until("all are subscribed to", all).await;
     let mut listed: HashMap<String, usize> = HashMap::new();
     let mut listing = holder.list(&format!("{prefix}-*"));
     while let Some(one) = listing.next().await.unwrap() {
@@ -140,35 +128,30 @@ async fn one_client_waits_for_thousands_of_names() {
     assert!(listed.values().all(|&times| times == 1), "listed twice");
     free_all(held).await;
     for one in waiting {
-        let guard = joined("woken", one).await;
-        free(guard).await;
+        free(joined("woken", one).await).await;
     }
-    until("no subscription is left", async || {
-        subscribers(cluster, &channels) == 0 && waiter.status().subscriptions == 0
+    until("none is left", async || {
+        subscribers(cluster, &channels) == 0
     })
     .await;
+    until_subscribed(&waiter, 0).await;
 }
 
 /// Locks all over the cluster are renewed in few round trips, and none is lost.
 async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     const LOCKS: u64 = 200;
-    let settings = long_timeout().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
+    let client = connect(long_timeout().watchdog_lease(WATCHDOG), &cluster.url()).await;
     let mut held = Vec::new();
     for n in 0..LOCKS {
         let lock = client.lock(&format!("renewed-{n}"));
         held.push((retry_transient(|| lock.lock()).await, Duration::MAX, 0));
     }
     let of_masters = |figure: &str| -> u64 {
-        let masters = cluster.nodes().iter().take(3);
-        masters
-            .map(|node| node.info(figure).parse::<u64>().unwrap())
-            .sum()
+        let of_one = |node: &Server| node.info(figure).parse::<u64>().unwrap();
+        cluster.nodes().iter().take(3).map(of_one).sum()
     };
-    let (reads, commands) = (
-        of_masters("total_reads_processed"),
-        of_masters("total_commands_processed"),
-    );
+    let reads = of_masters("total_reads_processed");
+    let commands = of_masters("total_commands_processed");
     until("all are renewed several times", || {
         for (guard, before, renewals) in &mut held {
             let left = guard.valid_for();
@@ -181,10 +164,8 @@ async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     .await;
     let reads = of_masters("total_reads_processed") - reads;
     let commands = of_masters("total_commands_processed") - commands;
-    assert!(
-        commands >= 3 * LOCKS && reads < commands / 4,
-        "{reads} for {commands}"
-    );
+    let is_batched = commands >= 3 * LOCKS && reads < commands / 4;
+    assert!(is_batched, "{reads} for {commands}");
     for (guard, ..) in held {
         free(guard).await;
     }
@@ -242,10 +223,8 @@ fn later_cluster() -> Cluster {
 async fn held_in(cluster: &Cluster) -> (Client, Client, redlatch::Guard) {
     let url = cluster.url();
     let connect = || long_timeout().watchdog_lease(LASTING).connect(&url);
-    let (holder, other) = (
-        retry_transient(connect).await,
-        retry_transient(connect).await,
-    );
+    let holder = retry_transient(connect).await;
+    let other = retry_transient(connect).await;
     let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
     (holder, other, held)
 }
@@ -259,10 +238,8 @@ async fn assert_held_elsewhere(other: &Client, held: &redlatch::Guard, foreign: 
         let calls = node.command::<String>(&["INFO", "commandstats"]);
         assert!(!calls.contains("eval"), "{calls}");
     }
-    assert!(
-        is_valid && !is_second,
-        "valid: {is_valid}, second holder: {is_second}"
-    );
+    assert!(is_valid, "the holder has lost it");
+    assert!(!is_second, "there is a second holder");
 }
 
 /// The address of a master that failed belongs to a node of another cluster. No name is acquired there, and the holder in
@@ -279,8 +256,7 @@ async fn node_of_another_cluster_at_address_of_master_is_not_used() {
     assert_held_elsewhere(&other, &held, &foreign).await;
     for n in 0..20 {
         let lock = other.lock(&format!("{{a}}:{n}"));
-        let guard = retry_transient(|| lock.lock()).await;
-        free(guard).await;
+        free(retry_transient(|| lock.lock()).await).await;
     }
     let new = cluster.await_master_change("{a}", master);
     until_renewed(&cluster.nodes()[new], "{a}:held").await;
@@ -317,16 +293,12 @@ async fn node_of_another_cluster_does_not_replace_map() {
     let before = queries();
     let lock = other.lock("{a}:held");
     let attempt = tokio::spawn(lock.try_lock().into_future());
-    until("the foreign node is queried", async || {
-        queries() >= before + 2
-    })
-    .await;
+    let queried = async || queries() >= before + 2;
+    until("the foreign node is queried", queried).await;
     (0..replica).for_each(|node| cluster.thaw(node));
     let attempt = done("answered", attempt).await;
-    assert!(
-        attempt.is_err() || attempt.unwrap().is_none(),
-        "a second holder"
-    );
+    let is_second = matches!(attempt, Ok(Some(_)));
+    assert!(!is_second, "a second holder");
     assert_held_elsewhere(&other, &held, &foreign).await;
     free(held).await;
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use redlatch_testkit::FailoverMode;
 
-use super::sentinel_or_cluster::{NEVER, long_timeout};
+use super::sentinel_or_cluster::NEVER;
 use crate::common::prelude::*;
 
 /// The cluster for tests that move slots. It is separate from the shared cluster: keys of other
@@ -22,8 +22,7 @@ fn moving_cluster() -> &'static Cluster {
 }
 
 async fn client(cluster: &Cluster) -> Client {
-    let settings = long_timeout().watchdog_lease(WATCHDOG);
-    settings.connect(&cluster.url()).await.unwrap()
+    connect(renewing().response_timeout(LONG), &cluster.url()).await
 }
 
 /// Acquires and releases one object of each kind, all in one slot.
@@ -41,18 +40,11 @@ async fn every_kind(client: &Client, tag: &str) {
     free(retry_transient(|| several.lock()).await).await;
     let permits = client.expirable_semaphore(&format!("{tag}:permits"));
     permits.try_set_permits(1).await.unwrap();
-    retry_transient(|| permits.acquire())
-        .await
-        .release()
-        .await
-        .unwrap();
+    free(retry_transient(|| permits.acquire()).await).await;
     let plain = client.semaphore(&format!("{tag}:plain"));
     plain.try_set_permits(1).await.unwrap();
-    retry_transient(|| plain.acquire())
-        .await
-        .release()
-        .await
-        .unwrap();
+    let permit = retry_transient(|| plain.acquire()).await;
+    permit.release().await.unwrap();
 }
 
 /// Only the script knows the keys of the readers' timeouts. While the lock has moved but these keys
@@ -61,8 +53,7 @@ async fn every_kind(client: &Client, tag: &str) {
 async fn reader_survives_partial_move_of_its_keys() {
     let cluster = moving_cluster();
     let reader = client(cluster).await;
-    let hasty = Client::builder().response_timeout(Duration::from_secs(1));
-    let writer = hasty.connect(&cluster.url()).await.unwrap();
+    let writer = connect(response_timeout(Duration::from_secs(1)), &cluster.url()).await;
     let name = "{half}:both";
     let slot = slot_of(b"{half}");
     let to = (cluster.master_of_slot(slot) + 1) % 3;
@@ -78,8 +69,7 @@ async fn reader_survives_partial_move_of_its_keys() {
     assert!(error.is_transient(), "{error}");
     cluster.move_keys(slot, to);
     cluster.finish_moving(slot, to);
-    let tried = retry_transient(|| write.write().try_lock()).await;
-    assert!(tried.is_none());
+    assert!(retry_transient(|| write.write().try_lock()).await.is_none());
     free(read).await;
     free(retry_transient(|| write.write().lock()).await).await;
 }
@@ -92,12 +82,10 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
         node_timeout_millis: NEVER,
         ..ClusterPlan::default()
     });
-    let settings = long_timeout()
-        .replica_sync(ReplicaSync::AtLeast(2))
-        .replica_timeout(Duration::from_secs(5));
-    let client = settings.connect(&cluster.url()).await.unwrap();
-    let other = long_timeout().replica_sync(ReplicaSync::Off);
-    let other = other.connect(&cluster.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(2));
+    let client = connect(settings.replica_timeout(5 * SECOND), &cluster.url()).await;
+    let settings = long_timeout().replica_sync(ReplicaSync::Off);
+    let other = connect(settings, &cluster.url()).await;
     let name = "{unreplicated}";
     let slot = slot_of(name.as_bytes());
     let permits = other.semaphore(name);
@@ -106,33 +94,30 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     // `change`.
     let refused = async |change: &dyn Fn()| {
         let acquiring = tokio::spawn(client.semaphore(name).acquire_many(2).into_future());
-        until("acquired at the master", async || {
-            permits.available().await.is_ok_and(|left| left == 1)
-        })
-        .await;
+        let acquired = async || matches!(permits.available().await, Ok(1));
+        until("acquired at the master", acquired).await;
         change();
-        let answered = done("answered", acquiring).await;
-        answered.unwrap_err()
+        done("answered", acquiring).await
     };
     let to = (cluster.master_of_slot(slot) + 1) % 3;
     let move_half_way = || {
         cluster.begin_moving(slot, to);
         cluster.move_keys(slot, to);
     };
-    let error = refused(&move_half_way).await;
-    assert_matches!(error, Error::NotReplicated { .. });
+    let answer = refused(&move_half_way).await;
+    assert_matches!(answer, Err(Error::NotReplicated { .. }));
     assert_eq!(permits.available().await.unwrap(), 3);
     cluster.finish_moving(slot, to);
 
     let to = (to + 1) % 3;
-    let error = refused(&|| cluster.move_slot(slot, to)).await;
-    assert_matches!(error, Error::NotReplicated { .. });
+    let answer = refused(&|| cluster.move_slot(slot, to)).await;
+    assert_matches!(answer, Err(Error::NotReplicated { .. }));
     assert_eq!(permits.available().await.unwrap(), 3);
 
     // A replica takes over. It may not have all acquisitions, so nothing is released, and the error says so.
     let replica = cluster.replica_of(to);
-    let error = refused(&|| cluster.fail_over(replica, FailoverMode::Graceful)).await;
-    assert_matches!(error, Error::OutcomeUnknown { .. });
+    let answer = refused(&|| cluster.fail_over(replica, FailoverMode::Graceful)).await;
+    assert_matches!(answer, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(permits.available().await.unwrap(), 1);
 }
 
@@ -150,11 +135,9 @@ async fn permits_are_acquired_once_if_their_node_loses_its_last_slot() {
     let home = cluster.master_of_slot(slot);
     let added = cluster.add_node();
     cluster.move_slot(slot, added);
-    let settings = long_timeout()
-        .replica_sync(ReplicaSync::AtLeast(1))
-        .replica_timeout(LONG);
-    let client = settings.connect(&cluster.url()).await.unwrap();
-    let other = long_timeout().connect(&cluster.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(1));
+    let client = connect(settings.replica_timeout(LONG), &cluster.url()).await;
+    let other = connect(long_timeout(), &cluster.url()).await;
     // Also loads the script: behind a WAIT it would not be run for a minute.
     let loaded = other.semaphore(name);
     loaded.try_set_permits(3).await.unwrap();
@@ -167,8 +150,7 @@ async fn permits_are_acquired_once_if_their_node_loses_its_last_slot() {
     // Redirected, it learns that the node has no slots.
     available().await;
     // They are released there, and acquired where a replica confirms them.
-    let answered = done("answered", acquiring).await;
-    let held = answered.unwrap();
+    let held = joined("answered", acquiring).await;
     assert_eq!(available().await, 1);
     held.release().await.unwrap();
     assert_eq!(available().await, 3);
@@ -213,34 +195,23 @@ async fn locks_work_while_their_slot_moves() {
         // Released on the target node, to which no waiter has subscribed yet.
         free(lent).await;
         cluster.finish_moving(slot, to);
-        let woken = done("woken, not slept through", waiting).await;
-        free(woken.unwrap()).await;
+        free(joined("woken, not slept through", waiting).await).await;
         done("every kind meanwhile", meanwhile).await;
         within_limit("every kind after", every_kind(&waiter, "{m}")).await;
         free(fair).await;
-        let next = done("the next in the queue", queueing).await;
-        free(next.unwrap()).await;
+        free(joined("the next in the queue", queueing).await).await;
         free(read).await;
-        let writer = done("the writer", writing).await;
-        free(writer.unwrap()).await;
+        free(joined("the writer", writing).await).await;
         for guard in [held, also, new] {
             assert!(guard.is_valid());
             free(guard).await;
         }
-        for client in [&holder, &waiter] {
-            until("nothing is left", async || {
-                let status = client.status();
-                (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-            })
-            .await;
-        }
-        let channels =
-            |node| cluster.command::<Vec<String>>(node, &["PUBSUB", "SHARDCHANNELS", "*{m}*"]);
+        until_idle(&holder).await;
+        until_idle(&waiter).await;
+        let listed = ["PUBSUB", "SHARDCHANNELS", "*{m}*"];
+        let channels = |node| cluster.command::<Vec<String>>(node, &listed).len();
         for node in 0..cluster.nodes().len() {
-            until("no subscription is left", async || {
-                channels(node).is_empty()
-            })
-            .await;
+            until("none is left", async || channels(node) == 0).await;
         }
     }
 }
@@ -256,16 +227,14 @@ async fn new_waiter_waits_while_slot_moves() {
     let held = retry_transient(|| holder.lock("{w}:held").lock().lease(10 * LONG)).await;
     cluster.begin_moving(slot, to);
     cluster.move_keys(slot, to);
-    let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
-    until_subscribed(&hasty, 1).await;
+    let waiting = waiter_of(&hasty, hasty.lock("{w}:held").lock()).await;
     // Longer than the client retries a request without success.
     let limited = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
     let other = limited.await.unwrap();
     assert!(other.is_none() && !waiting.is_finished());
     cluster.finish_moving(slot, to);
     free(held).await;
-    let woken = done("woken, not slept through", waiting).await;
-    free(woken.unwrap()).await;
+    free(joined("woken, not slept through", waiting).await).await;
 }
 
 /// The step's declared keys do not include the reader's own key. If that key is on another node
@@ -286,10 +255,9 @@ async fn readers_acquire_and_release_while_slot_moves() {
         retry_transient(|| both.read().lock()).await
     });
     let releasing = tokio::spawn(gone.unlock());
-    until("the latecomer has been refused", async || {
-        cluster.nodes()[cluster.master_of_slot(slot)].info("total_error_replies") != "0"
-    })
-    .await;
+    let home = &cluster.nodes()[cluster.master_of_slot(slot)];
+    let refused = async || home.info("total_error_replies") != "0";
+    until("the latecomer has been refused", refused).await;
     cluster.move_keys(slot, to);
     cluster.finish_moving(slot, to);
     let late = done("the latecomer", late).await;
@@ -297,24 +265,13 @@ async fn readers_acquire_and_release_while_slot_moves() {
     for guard in [&early, &late] {
         until_rises("a lease", async || guard.valid_for()).await;
     }
-    let holders = first
-        .read_write_lock("{r}:both")
-        .read()
-        .holders()
-        .await
-        .unwrap();
+    let both = first.read_write_lock("{r}:both");
+    let holders = both.read().holders().await.unwrap();
     assert_eq!(holders.len(), 2);
     assert!(holders.iter().all(|holder| holder.owner != gone_owner));
     free(early).await;
     free(late).await;
-    assert!(
-        !first
-            .read_write_lock("{r}:both")
-            .read()
-            .is_locked()
-            .await
-            .unwrap()
-    );
+    assert!(!both.read().is_locked().await.unwrap());
     let left: Vec<String> = cluster.command(to, &["KEYS", "*{r}*"]);
     assert!(left.is_empty(), "{left:?}");
 }
@@ -326,22 +283,16 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     let slot = slot_of(b"{p}");
     let permits = client.semaphore("{p}:permits");
     permits.try_set_permits(2).await.unwrap();
-    retry_transient(|| permits.acquire())
-        .await
-        .release()
-        .await
-        .unwrap();
+    let permit = retry_transient(|| permits.acquire()).await;
+    permit.release().await.unwrap();
     let elsewhere = (0..)
         .map(|n| format!("elsewhere-{n}"))
         .find(|name| cluster.master_of_key(name) != cluster.master_of_slot(slot))
         .unwrap();
     cluster.begin_moving(slot, added);
     cluster.move_keys(slot, added);
-    retry_transient(|| permits.acquire())
-        .await
-        .release()
-        .await
-        .unwrap();
+    let permit = retry_transient(|| permits.acquire()).await;
+    permit.release().await.unwrap();
 
     cluster.freeze(added);
     let releasing = permits.clone();

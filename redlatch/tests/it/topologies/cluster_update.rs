@@ -2,7 +2,7 @@
 //!
 //! A node of this version that does not know the commands stands for an earlier one.
 
-use super::sentinel_or_cluster::{NEVER, long_timeout};
+use super::sentinel_or_cluster::NEVER;
 use crate::common::prelude::*;
 
 /// A cluster of three masters without sharded channels.
@@ -60,8 +60,7 @@ async fn wakes(holder: &Client, waiter: &Client, name: &str) {
     until_subscribed(waiter, 2).await;
     free(held).await;
     permit.release().await.unwrap();
-    let guard = joined("the lock", locking).await;
-    free(guard).await;
+    free(joined("the lock", locking).await).await;
     let permit = done("the permit", acquiring).await;
     permit.unwrap().release().await.unwrap();
     until_subscribed(waiter, 0).await;
@@ -90,11 +89,9 @@ async fn waiter_of_an_updated_node_asks_again() {
     let (holder, waiter) = (client(&cluster).await, client(&cluster).await);
     let name = name_at(&cluster, 1, "restarted");
     let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
-    let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-    until_subscribed(&waiter, 1).await;
+    let waiting = waiter_of(&waiter, waiter.lock(&name).lock()).await;
     update(&mut cluster, 1);
-    let guard = joined("asked", waiting).await;
-    free(guard).await;
+    free(joined("asked", waiting).await).await;
     assert!(held.unlock().await.is_err(), "its data is gone");
 }
 
@@ -107,12 +104,10 @@ async fn waiter_follows_its_slot_to_an_updated_node() {
     for (from, to) in [(1, 0), (0, 1)] {
         let name = name_at(&cluster, from, &format!("moved-{from}"));
         let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
-        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-        until_subscribed(&waiter, 1).await;
+        let waiting = waiter_of(&waiter, waiter.lock(&name).lock()).await;
         cluster.move_slot(slot_of(name.as_bytes()), to);
         free(held).await;
-        let guard = joined("woken", waiting).await;
-        free(guard).await;
+        free(joined("woken", waiting).await).await;
         until_subscribed(&waiter, 0).await;
     }
 }

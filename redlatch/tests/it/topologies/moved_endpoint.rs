@@ -34,8 +34,7 @@ async fn holds_live_on_when_the_name_leads_to_the_new_master() {
     });
     free(guard).await;
     free(on_new).await;
-    let served = joined("served", waiting).await;
-    free(served).await;
+    free(joined("served", waiting).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,8 +43,7 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     named.until_in_sync().await;
     named.fail_over();
     let limit = Duration::from_secs(2);
-    let settings = Client::builder().response_timeout(limit);
-    let client = settings.connect(&named.name.url()).await.unwrap();
+    let client = connect(Client::builder().response_timeout(limit), &named.name.url()).await;
     let error = client.lock("a").try_lock().await.unwrap_err();
     assert_matches!(error, Error::Unavailable { .. });
     let said = error.to_string();
@@ -56,8 +54,7 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     let refusals = named.refusals();
     assert!((2..100).contains(&refusals), "{refusals}");
     named.name.redirect(&named.new);
-    let guard = within_limit("acquired", client.lock("a").lock()).await;
-    free(guard.unwrap()).await;
+    free(done("acquired", client.lock("a").lock()).await).await;
 }
 
 /// Feared most: a release at the new master wakes no waiter, because the waiter listens at the former master. Its client learns of the
@@ -72,15 +69,8 @@ async fn waiter_leaves_the_former_master_with_the_other_connections() {
     // So long that its end wakes no waiter.
     let held = holder.lock("a").lock().lease(100 * LONG).await.unwrap();
     let waiter = tokio::spawn(other.lock("a").lock().into_future());
-    until("subscribed", async || {
-        let channel = "redisson_lock__channel:{a}";
-        named
-            .old
-            .command::<(String, u32)>(&["PUBSUB", "NUMSUB", channel])
-            .1
-            > 0
-    })
-    .await;
+    let channel = "redisson_lock__channel:{a}";
+    until("subscribed", async || subscribers(&named.old, channel) > 0).await;
     let _renewed = other.lock("b").lock().await.unwrap();
     named.until_in_sync().await;
     named.fail_over();
@@ -88,6 +78,5 @@ async fn waiter_leaves_the_former_master_with_the_other_connections() {
     let _: String = named.old.command(&["REPLICAOF", "127.0.0.1", "1"]);
     named.name.redirect(&named.new);
     free(held).await;
-    let guard = joined("a turn", waiter).await;
-    free(guard).await;
+    free(joined("a turn", waiter).await).await;
 }

@@ -2,7 +2,7 @@
 
 use redlatch::Result;
 
-use super::sentinel_or_cluster::{Deployment, long_timeout};
+use super::sentinel_or_cluster::Deployment;
 use crate::common::prelude::*;
 
 /// A master and its replicas, without sentinels.
@@ -44,9 +44,8 @@ impl Replicated {
 
 /// A short replica timeout.
 fn short_replica_timeout(sync: ReplicaSync) -> ClientBuilder {
-    long_timeout()
-        .replica_sync(sync)
-        .replica_timeout(Duration::from_millis(100))
+    let settings = long_timeout().replica_sync(sync);
+    settings.replica_timeout(Duration::from_millis(100))
 }
 
 #[track_caller]
@@ -54,26 +53,12 @@ fn assert_not_replicated<T>(asked: Result<T>, needed: usize, in_sync: usize) {
     let Err(error) = asked else {
         panic!("granted although the replicas hang");
     };
-    let Error::NotReplicated {
-        needed: n,
-        in_sync: i,
-        within,
-        ..
-    } = &error
-    else {
-        panic!("{error}");
-    };
-    assert_eq!(
-        (*n, *i, *within),
-        (needed, in_sync, Duration::from_millis(100))
-    );
+    let limit = Duration::from_millis(100);
+    assert_matches!(&error, Error::NotReplicated { needed: n, in_sync: i, within, .. }
+        if (*n, *i, *within) == (needed, in_sync, limit));
     let said = error.to_string();
-    for part in [
-        &format!("{in_sync} of {needed} required replicas"),
-        "100ms",
-        "replica_sync",
-        "replica_timeout",
-    ] {
+    let counted = format!("{in_sync} of {needed} required replicas");
+    for part in [&*counted, "100ms", "replica_sync", "replica_timeout"] {
         assert!(said.contains(part), "{said}");
     }
     assert!(error.is_transient());
@@ -142,14 +127,8 @@ async fn unreplicated_acquisition_is_released() {
     assert_not_replicated(outer.reenter().await, 1, 0);
     assert!(outer.is_valid() && outer.hold_count() == 1);
     within_limit("settled", client.flush()).await;
-    assert_eq!(
-        client
-            .lock("outer")
-            .hold_count(outer.owner())
-            .await
-            .unwrap(),
-        1
-    );
+    let holds = client.lock("outer").hold_count(outer.owner()).await;
+    assert_eq!(holds.unwrap(), 1);
     assert_eq!(client.status().holds, 1);
 
     // Renewals and releases need no replica.
@@ -273,9 +252,8 @@ async fn replication_costs_one_wait_per_acquisition() {
         free(guard).await;
         assert_eq!(all.waits(), n);
     }
-    let off = all
-        .client(long_timeout().replica_sync(ReplicaSync::Off))
-        .await;
+    let settings = long_timeout().replica_sync(ReplicaSync::Off);
+    let off = all.client(settings).await;
     free(held(&off.lock("b")).await).await;
     assert_eq!(all.waits(), before + 10);
 }
@@ -294,13 +272,9 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
     }
     let before = all.waits();
     all.replicas[0].freeze();
-    let crowd: Vec<_> = (0..CROWD)
-        .map(|n| tokio::spawn(client.lock(&format!("crowd-{n}")).lock().into_future()))
-        .collect();
-    until("they are waited for", async || {
-        all.waits() > before || all.exists("crowd-0")
-    })
-    .await;
+    let crowd = spawn_each(0..CROWD, |n| client.lock(&format!("crowd-{n}")).lock());
+    let waited_for = async || all.waits() > before || all.exists("crowd-0");
+    until("they are waited for", waited_for).await;
     free_all(released).await;
     let mut failed = 0;
     for one in crowd {
@@ -337,23 +311,19 @@ async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
     let all = Replicated::start(1).await;
     let client = all.client(long_timeout()).await;
     let lock = client.lock("dropped");
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        within_limit("settled", client.flush()).await;
-        assert!(!all.exists("dropped"), "a key was left");
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.lock()).await,
+        async || {
+            within_limit("settled", client.flush()).await;
+            assert!(!all.exists("dropped"), "a key was left");
+        },
+    )
     .await;
     all.replicas[0].freeze();
     for _ in 0..2 {
-        let mut asking = Box::pin(lock.lock().into_future());
-        tokio::select! {
-            biased;
-            asked = &mut asking => panic!("answered: {:?}", asked.err()),
-            () = until("it is on the master", async || all.exists("dropped")) => {}
-        }
+        let mut asking = lock.lock().into_future();
+        let on_master = until("it is on the master", async || all.exists("dropped"));
+        poll_until(&mut asking, on_master).await;
         drop(asking);
         within_limit("settled", client.flush()).await;
         assert!(!all.exists("dropped"), "a key was left");
@@ -387,11 +357,7 @@ async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
     let permit = permits.try_acquire().wait(limit).into_future();
     let (one, both, permit) = tokio::join!(one, both, permit);
     all.replicas[0].thaw();
-    let errors = [
-        one.map(drop).err(),
-        both.map(drop).err(),
-        permit.map(drop).err(),
-    ];
+    let errors = [one.err(), both.err(), permit.err()];
     for (what, error) in ["lock", "several", "permit"].iter().zip(errors) {
         let error = error.unwrap_or_else(|| panic!("{what}: as if another owner held it"));
         assert!(error.is_transient(), "{what}: {error}");
@@ -399,7 +365,7 @@ async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
     for client in [client, other, third] {
         within_limit("settled", client.flush()).await;
     }
-    let left: Vec<bool> = ["lock", "one", "two"].map(|key| all.exists(key)).into();
+    let left = ["lock", "one", "two"].map(|key| all.exists(key));
     assert_eq!(left, [false; 3]);
 }
 
@@ -419,14 +385,10 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
     let held = retry_transient(|| one.lock().lease(short).owner(me)).await;
     let held_too = retry_transient(|| two.lock().lease(short).owner(me)).await;
     all.replicas[0].freeze();
-    let alone = one.lock().lease(long).owner(me);
-    let alone = tokio::spawn(alone.into_future());
-    let several = several.lock().lease(long).owner(me);
-    let several = tokio::spawn(several.into_future());
-    until("both leases are the new ones", async || {
-        held.valid_for() > short && held_too.valid_for() > short
-    })
-    .await;
+    let alone = tokio::spawn(one.lock().lease(long).owner(me).into_future());
+    let several = tokio::spawn(several.lock().lease(long).owner(me).into_future());
+    let are_new = async || held.valid_for() > short && held_too.valid_for() > short;
+    until("both leases are the new ones", are_new).await;
     assert!(!alone.is_finished() && !several.is_finished());
     all.replicas[0].thaw();
     drop(joined("alone", alone).await);
@@ -444,7 +406,7 @@ async fn wait_is_sent_after_the_step_for_any_task_budget() {
     for left in 1..12 {
         let mut asking = client.lock(&format!("budget-{left}")).lock().into_future();
         // Leaves this much of tokio's budget (128 per poll of a task) at each poll.
-        let asking = std::future::poll_fn(move |cx| {
+        let asking = poll_fn(move |cx| {
             for _ in 0..(128 - left) {
                 let mut spent = pin!(tokio::task::consume_budget());
                 if spent.as_mut().poll(cx).is_pending() {
@@ -491,9 +453,8 @@ fn end_of_one_runtime_does_not_affect_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn granted_locks_survive_the_master() {
     let mut deployment = Deployment::sentinel();
-    let client = deployment
-        .client(long_timeout().watchdog_lease(10 * LONG))
-        .await;
+    let settings = long_timeout().watchdog_lease(10 * LONG);
+    let client = deployment.client(settings).await;
     for round in 0..3 {
         let name = format!("granted-{round}");
         let old = deployment.master("");
@@ -520,8 +481,7 @@ async fn server_without_wait_or_role_confirms_nothing() {
             settings.username(user).password("pw")
         };
         let client = all.client(settings(ReplicaSync::All)).await;
-        let guard = held(&client.lock(user)).await;
-        free(guard).await;
+        free(held(&client.lock(user)).await).await;
         for required in [ReplicaSync::AtLeast(1), ReplicaSync::Majority] {
             // A fixed number needs no ROLE.
             let works = command == "-role" && required == ReplicaSync::AtLeast(1);
@@ -532,10 +492,8 @@ async fn server_without_wait_or_role_confirms_nothing() {
             match asked.await {
                 Ok(_) => assert!(works, "{command} {required:?}"),
                 Err(error) => {
-                    assert!(
-                        !works && matches!(error, Error::NotPermitted { .. }),
-                        "{error:?}"
-                    );
+                    assert!(!works, "{error:?}");
+                    assert_matches!(error, Error::NotPermitted { .. });
                     assert!(error.to_string().contains("replica_sync"), "{error}");
                 }
             }

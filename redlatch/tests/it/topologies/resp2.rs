@@ -15,39 +15,22 @@ async fn waiters_are_woken(server: &Server, url: &str) {
             let lock = other.lock(name);
             tokio::spawn(async move { held(&lock).await.unlock().await })
         });
-        until("subscribed", async || {
-            let channel = format!("redisson_lock__channel:{{{name}}}");
-            server
-                .command::<(String, u32)>(&["PUBSUB", "NUMSUB", &channel])
-                .1
-                > 0
-        })
-        .await;
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        until("subscribed", async || subscribers(server, &channel) > 0).await;
         free(guard).await;
         joined_all("a turn", waiters).await;
     }
     // Again after all connections have ended, those with subscriptions, too.
     let guard = held(&client.lock("c")).await;
     let waiter = tokio::spawn(other.lock("c").lock().into_future());
-    until("subscribed", async || {
-        let channel = "redisson_lock__channel:{c}";
-        server
-            .command::<(String, u32)>(&["PUBSUB", "NUMSUB", channel])
-            .1
-            > 0
-    })
-    .await;
+    let channel = "redisson_lock__channel:{c}";
+    until("subscribed", async || subscribers(server, channel) > 0).await;
     let _: u32 = server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let _: u32 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     free(guard).await;
-    let guard = joined("a turn", waiter).await;
-    free(guard).await;
+    free(joined("a turn", waiter).await).await;
     // The last waiter has left: no connection listens.
-    until("unsubscribed", async || {
-        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
-        channels.is_empty()
-    })
-    .await;
+    until("unsubscribed", async || channels(server) == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,10 +71,8 @@ async fn login_and_database_without_resp3() {
     let client = Client::connect(&url("right")).await.unwrap();
     let guard = held(&client.lock("a")).await;
     let clients: String = server.command(&["CLIENT", "LIST"]);
-    assert!(
-        clients.contains("db=3") && clients.contains("user=app"),
-        "{clients}"
-    );
+    let is_logged_in = clients.contains("db=3") && clients.contains("user=app");
+    assert!(is_logged_in, "{clients}");
     free(guard).await;
     // Its reports of changes need RESP3.
     let error = client.watch("*").next().await.err().unwrap();
@@ -115,10 +96,8 @@ async fn subscriptions_follow_the_attempts_to_another_server() {
         counts.1
     };
     until("subscribed", async || subscribers(&named.old) > 0).await;
-    until("replicated", async || {
-        named.new.command::<u32>(&["EXISTS", "a"]) == 1
-    })
-    .await;
+    let replicated = async || named.new.command::<bool>(&["EXISTS", "a"]);
+    until("replicated", replicated).await;
     named.fail_over();
     // No message reaches the former master any more.
     let _: String = named.old.command(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -129,6 +108,5 @@ async fn subscriptions_follow_the_attempts_to_another_server() {
     })
     .await;
     free(held).await;
-    let guard = joined("a turn", waiter).await;
-    free(guard).await;
+    free(joined("a turn", waiter).await).await;
 }

@@ -2,9 +2,7 @@
 
 use redlatch_testkit::{fake_sentinel, shared_sentinels};
 
-use super::sentinel_or_cluster::{
-    Deployment, LASTING, failover, long_timeout, steady, until_renewed,
-};
+use super::sentinel_or_cluster::{Deployment, LASTING, failover, steady, until_renewed};
 use crate::common::prelude::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,24 +49,18 @@ async fn majority_of_sentinels_is_believed() {
     all.freeze_sentinel(1);
     // With a missing or wrong password, the error names only that.
     for query in ["", "?sentinel_password=guessed"] {
-        let error = Client::connect(&format!("{}{query}", all.url()))
-            .await
-            .unwrap_err();
+        let url = format!("{}{query}", all.url());
+        let error = Client::connect(&url).await.unwrap_err();
         assert_matches!(error, Error::AuthenticationFailed { .. });
         let said = format!("{error} {error:?}");
-        assert!(
-            !said.contains("guessed") && !said.contains(secret),
-            "{said}"
-        );
+        assert!(!said.contains("guessed"), "{said}");
+        assert!(!said.contains(secret), "{said}");
     }
 
-    let url = all.url().replacen(
-        "127.0.0.1:",
-        &format!("127.0.0.1:{fake_port},127.0.0.1:"),
-        1,
-    );
+    let with_fake = format!("127.0.0.1:{fake_port},127.0.0.1:");
+    let url = all.url().replacen("127.0.0.1:", &with_fake, 1);
     let url = format!("{url}?sentinel_password={secret}");
-    let client = long_timeout().connect(&url).await.unwrap();
+    let client = connect(long_timeout(), &url).await;
     let guard = retry_transient(|| client.lock("a").lock()).await;
     let old = all.master();
     assert!(all.command::<bool>(old, &["EXISTS", "a"]));
@@ -82,13 +74,8 @@ async fn majority_of_sentinels_is_believed() {
     // It restarts as a master, until the sentinels reconfigure it.
     all.restart(old);
     for n in 0..100 {
-        let guard = client
-            .lock(&format!("n-{n}"))
-            .lock()
-            .lease(LONG)
-            .await
-            .unwrap();
-        std::mem::forget(guard);
+        let lock = client.lock(&format!("n-{n}"));
+        std::mem::forget(lock.lock().lease(LONG).await.unwrap());
     }
     free(next).await;
     let keys: Vec<String> = all.command(new, &["KEYS", "n-*"]);
@@ -104,23 +91,20 @@ async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");
-    let error = within_limit("answered", Client::connect(&unknown))
-        .await
-        .unwrap_err();
+    let answer = within_limit("answered", Client::connect(&unknown)).await;
+    let error = answer.unwrap_err();
     assert!(error.to_string().contains("\"nobody\""), "{error}");
 
     let nowhere =
         "redis+sentinel://:swordfish@127.0.0.1:1,127.0.0.1:2/main?sentinel_password=sesame";
-    let error = within_limit("answered", Client::connect(nowhere))
-        .await
-        .unwrap_err();
+    let answer = within_limit("answered", Client::connect(nowhere)).await;
+    let error = answer.unwrap_err();
     let Error::Unavailable { reason, .. } = &error else {
         panic!("{error}");
     };
-    assert!(
-        reason.contains("127.0.0.1:1") && reason.contains("127.0.0.1:2"),
-        "{reason}"
-    );
+    for sentinel in ["127.0.0.1:1", "127.0.0.1:2"] {
+        assert!(reason.contains(sentinel), "{reason}");
+    }
     assert!(!format!("{error:?}").contains("swordfish") && !reason.contains("sesame"));
 
     // A server that is no sentinel, and a sentinel that is no server.
@@ -144,7 +128,7 @@ async fn hanging_sentinel_does_not_block_connecting() {
         ..SentinelPlan::default()
     });
     all.freeze_sentinel(0);
-    let client = long_timeout().connect(&all.url()).await.unwrap();
+    let client = connect(long_timeout(), &all.url()).await;
     let guard = held(&client.lock("a")).await;
     until("alone, it has no replicas to wait for", async || {
         let calls: String = all.command(0, &["INFO", "commandstats"]);
@@ -161,9 +145,8 @@ async fn hanging_sentinel_does_not_block_connecting() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unconfirmed_permits_are_not_released_to_another_master() {
     let all = Arc::new(Sentinels::start());
-    let direct = long_timeout()
-        .connect(&all.servers()[all.master()].url())
-        .await;
+    let master = &all.servers()[all.master()];
+    let direct = long_timeout().connect(&master.url()).await;
     let seen = direct.unwrap().semaphore(&unique("unconfirmed"));
     assert!(seen.try_set_permits(3).await.unwrap());
     // The server knows the scripts from here on.
@@ -171,10 +154,8 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     permits.release().await.unwrap();
 
     // More replicas than there are: the client waits for them after the master has answered.
-    let settings = long_timeout()
-        .replica_sync(ReplicaSync::AtLeast(9))
-        .replica_timeout(LONG);
-    let client = settings.connect(&all.url()).await.unwrap();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(9));
+    let client = connect(settings.replica_timeout(LONG), &all.url()).await;
     let semaphore = client.semaphore(seen.name());
     let failover = async {
         until("acquired on all servers", async || {
@@ -211,10 +192,8 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     let held = retry_transient(|| client.lock("held").lock()).await;
     let old = all.master();
     // The sentinels cannot make it a replica.
-    let () = all.command(
-        old,
-        &["ACL", "SETUSER", "default", "-slaveof", "-replicaof"],
-    );
+    let rules = ["ACL", "SETUSER", "default", "-slaveof", "-replicaof"];
+    let () = all.command(old, &rules);
 
     let hold_queries = |held| proxies.iter().for_each(|one| one.hold_requests(held));
     hold_queries(true);
@@ -233,10 +212,8 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     .await;
     hold_queries(true);
     // The second query is sent when the first one has failed.
-    until("the client has queried twice more", async || {
-        proxies.iter().any(|one| one.held_requests() >= 2)
-    })
-    .await;
+    let queried = async || proxies.iter().any(|one| one.held_requests() >= 2);
+    until("the client has queried twice more", queried).await;
     let role: Vec<redis::Value> = all.command(old, &["ROLE"]);
     assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
     hold_queries(false);
@@ -250,8 +227,7 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     }
     for n in 0..20 {
         let lock = client.lock(&format!("both-{n}"));
-        let guard = retry_transient(|| lock.lock()).await;
-        free(guard).await;
+        free(retry_transient(|| lock.lock()).await).await;
     }
     until_renewed(&all.servers()[new], "held").await;
     assert!(held.is_valid());

@@ -11,9 +11,7 @@ use crate::common::prelude::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_in_several_slots_are_renewed() {
     let endpoint = ShardedEndpoint::start();
-    let client = endpoint
-        .client(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = endpoint.client(renewing()).await;
     let mut guards = Vec::new();
     for name in ["a", "b", "c", "d", "e"] {
         guards.push(held(&client.lock(name)).await);

@@ -8,7 +8,7 @@ use redlatch_testkit::{Ca, CertSpec, LOOPBACK, TlsServer};
 use crate::common::prelude::*;
 
 fn trusting(server: &TlsServer) -> ClientBuilder {
-    let settings = Client::builder().response_timeout(LONG);
+    let settings = long_timeout();
     settings.tls_ca(server.ca().pem())
 }
 
@@ -97,33 +97,22 @@ async fn server_certificate_for_another_host_is_rejected() {
     assert_tls(&error, "tls_server_name");
     let named = trusting(&server).tls_server_name("db.example");
     works(named, &server).await;
-    let error = refused(
-        trusting(&server).tls_server_name("another.example"),
-        &server.url(),
-    )
-    .await;
+    let settings = trusting(&server).tls_server_name("another.example");
+    let error = refused(settings, &server.url()).await;
     assert_tls(&error, "not for another.example");
     let error = refused(trusting(&server).tls_server_name("no name"), &server.url()).await;
     assert!(error.to_string().contains("tls_server_name"), "{error}");
-    let error = refused(
-        Client::builder().tls_server_name("db.example"),
-        "redis://127.0.0.1:1",
-    )
-    .await;
+    let settings = Client::builder().tls_server_name("db.example");
+    let error = refused(settings, "redis://127.0.0.1:1").await;
     assert!(error.to_string().contains("tls_server_name"), "{error}");
     // The name counts, not where the connection leads.
     let by_name = server.url().replace("127.0.0.1", "db.example");
     let mapped = trusting(&server)
         .map_address(|host, port| (host == "db.example").then(|| ("127.0.0.1".into(), port)));
     mapped.connect(&by_name).await.unwrap();
-    let nameless = TlsServer::start_for(
-        CertSpec {
-            names: &[],
-            ..LOOPBACK
-        },
-        "no",
-        &[],
-    );
+    let names: &[&str] = &[];
+    let nameless = CertSpec { names, ..LOOPBACK };
+    let nameless = TlsServer::start_for(nameless, "no", &[]);
     let error = refused(trusting(&nameless), &nameless.url()).await;
     assert_tls(&error, "no subjectAltName");
 }
@@ -225,7 +214,7 @@ fn system_certificates_are_read_again() {
     std::fs::write(&roots, server.ca().pem()).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let settings = Client::builder().response_timeout(LONG);
+        let settings = long_timeout();
         let client = settings.clone().connect(&server.url()).await.unwrap();
         let lock = client.lock("roots");
         assert!(!lock.is_locked().await.unwrap());
@@ -239,14 +228,8 @@ fn system_certificates_are_read_again() {
         std::fs::write(&cert, &identity.cert).unwrap();
         std::fs::write(&key, &identity.key).unwrap();
         let [cert, key] = [cert, key].map(|path| path.to_str().unwrap().to_owned());
-        let change = [
-            "CONFIG",
-            "SET",
-            "tls-cert-file",
-            &cert,
-            "tls-key-file",
-            &key,
-        ];
+        let files = ["tls-cert-file", &cert, "tls-key-file", &key];
+        let change = [&["CONFIG", "SET"], &files[..]].concat();
         let () = server.plain().command(&change);
         server.plain().cut_all();
         // Not yet: the old CA is still trusted.
@@ -255,10 +238,8 @@ fn system_certificates_are_read_again() {
             "not issued by a trusted CA",
         );
         std::fs::write(&roots, other.pem()).unwrap();
-        until("trusted", async || {
-            matches!(lock.is_locked().await, Ok(false))
-        })
-        .await;
+        let trusted = async || matches!(lock.is_locked().await, Ok(false));
+        until("trusted", trusted).await;
         settings.connect(&server.url()).await.unwrap();
         std::fs::remove_dir_all(&scratch).unwrap();
     });
@@ -271,42 +252,21 @@ async fn unusable_settings_are_reported() {
     let secret = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
     let secure = "rediss://127.0.0.1:1";
     let builder = Client::builder;
+    let (plain, socket) = ("redis://127.0.0.1:1", "redis+unix:///no/such/socket");
+    let no_file = "/no/such/file";
+    let with_key = |key: &str| builder().tls_client_cert(&*ours.cert, key);
+    let foreign_key = ca.client().key;
     for (settings, url, says) in [
         (builder().tls_ca("nothing"), secure, "no certificate in PEM"),
         (builder().tls_ca(""), secure, "no certificate in PEM"),
-        (
-            builder().tls_ca_file("/no/such/file"),
-            secure,
-            "/no/such/file",
-        ),
-        (
-            builder().tls_client_cert(&*ours.cert, "nothing"),
-            secure,
-            "private key",
-        ),
-        (
-            builder().tls_client_cert(&*ours.cert, secret),
-            secure,
-            "tls_client_cert",
-        ),
-        // A certificate with a foreign key.
-        (
-            builder().tls_client_cert(&*ours.cert, ca.client().key),
-            secure,
-            "tls_client_cert",
-        ),
+        (builder().tls_ca_file(no_file), secure, no_file),
+        (with_key("nothing"), secure, "private key"),
+        (with_key(secret), secure, "tls_client_cert"),
+        (with_key(&foreign_key), secure, "tls_client_cert"),
         // TLS settings with a plain URL are rejected, so that no data is sent unencrypted.
-        (builder().tls_ca(ca.pem()), "redis://127.0.0.1:1", "rediss"),
-        (
-            builder().tls_client_cert(&*ours.cert, &*ours.key),
-            "redis+unix:///no/such/socket",
-            "rediss",
-        ),
-        (
-            builder().username("me"),
-            "redis://127.0.0.1:1",
-            "without a password",
-        ),
+        (builder().tls_ca(ca.pem()), plain, "rediss"),
+        (with_key(&ours.key), socket, "rediss"),
+        (builder().username("me"), plain, "without a password"),
     ] {
         let error = refused(settings.clone(), url).await;
         let said = error.to_string();
@@ -315,8 +275,7 @@ async fn unusable_settings_are_reported() {
         assert!(!format!("{said}{settings:?}").contains("c2Vjcm"), "{said}");
     }
     for url in ["rediss://h/#insecure", "rediss+unix:///socket"] {
-        let error = refused(builder(), url).await;
-        assert_matches!(error, Error::InvalidUrl { .. });
+        assert_matches!(refused(builder(), url).await, Error::InvalidUrl { .. });
     }
 }
 
@@ -325,7 +284,7 @@ async fn builder_credentials_override_url_credentials() {
     let server = Server::start_with(&["--requirepass", "right"]);
     let () = server.command(&["ACL", "SETUSER", "me", "on", ">mine", "+@all", "~*", "&*"]);
     let at = format!("127.0.0.1:{}", server.port());
-    let builder = || Client::builder().response_timeout(LONG);
+    let builder = || long_timeout();
     for (settings, url) in [
         (builder().password("right"), format!("redis://{at}")),
         (builder().password("right"), format!("redis://:s3cret@{at}")),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use redlatch_testkit::{Ca, CertSpec, LOOPBACK, TlsPlan, TlsServer};
 
-use super::sentinel_or_cluster::{NEVER, long_timeout};
+use super::sentinel_or_cluster::NEVER;
 use crate::common::prelude::*;
 
 fn trusting(ca: &Ca) -> ClientBuilder {
@@ -45,8 +45,7 @@ async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
 }
 
 async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
-    let error = refused(settings, url, says).await;
-    assert_matches!(error, Error::TlsFailed { .. });
+    assert_matches!(refused(settings, url, says).await, Error::TlsFailed { .. });
 }
 
 /// Using the wrong protocol on a port, plain or TLS, is always reported, whether the server answers
@@ -143,8 +142,7 @@ async fn cluster_with_host_names_works() {
     for n in 0..6 {
         let name = unique(&format!("named-{n}"));
         let guard = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
-        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-        until_subscribed(&waiter, 1).await;
+        let waiting = waiter_of(&waiter, waiter.lock(&name).lock()).await;
         let to = (all.master_of_key(&name) + 1) % 3;
         all.move_slot(all.slot_of(&name), to);
         free(guard).await;
@@ -153,12 +151,8 @@ async fn cluster_with_host_names_works() {
         until_subscribed(&waiter, 0).await;
     }
     // The certificates are not valid for the nodes' addresses.
-    not_secure(
-        trusting(ca),
-        &all.url(),
-        &["not for 127.0.0.1", "localhost"],
-    )
-    .await;
+    let words = ["not for 127.0.0.1", "localhost"];
+    not_secure(trusting(ca), &all.url(), &words).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -25,8 +25,7 @@ where
 {
     let me = Owner::new();
     let outer = lock.lock().owner(me).at_least(LONG).await.unwrap();
-    let inner = outer.reenter().await.unwrap();
-    free(inner).await;
+    free(outer.reenter().await.unwrap()).await;
     assert_eq!(lock.hold_count(me).await.unwrap(), 1);
     let released = outer.owner_id();
     free(outer).await;
@@ -47,7 +46,7 @@ where
 }
 
 async fn released_lock_is_kept_from_all_owners(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let name = unique("kept");
     let [plain, fair, fenced, spin] =
         ["plain", "fair", "fenced", "spin"].map(|kind| format!("{name}:{kind}"));
@@ -60,7 +59,7 @@ async fn released_lock_is_kept_from_all_owners(store: TestStore) {
 
 /// One waiter of the same client, one of another. The lease that they learn first is far longer.
 async fn waiters_acquire_at_end_of_time(store: TestStore) {
-    let clients = [store.client().await, store.client().await];
+    let clients: [Client; 2] = store.clients().await;
     let name = unique("end");
     wait_for_end(&clients, |client| client.lock(&name)).await;
     let name = unique("end");
@@ -85,10 +84,8 @@ where
     };
     let waiters = [0, 1].map(|i| wait(&clients[i]));
     for client in clients {
-        until("the waiter subscribes", async || {
-            client.status().subscriptions > 0
-        })
-        .await;
+        let subscribed = async || client.status().subscriptions > 0;
+        until("the waiter subscribes", subscribed).await;
     }
     drop(guard);
     for waiter in waiters {
@@ -98,8 +95,7 @@ where
 }
 
 async fn forced_release_frees_lock_earlier(store: TestStore) {
-    let client = store.client().await;
-    let lock = client.lock(&unique("forced"));
+    let (_client, lock) = store.object(Client::lock, "forced").await;
     lock.lock().at_least(LONG).run(async {}).await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
     assert!(lock.try_lock().await.unwrap().is_some());
@@ -192,8 +188,7 @@ async fn each_hold_has_its_own_time() {
     let begun = Instant::now();
     free(guard).await;
     assert_elapsed(free_after(&other, begun).await, 8 * SECOND);
-    let again = lock.lock().owner(me).await.unwrap();
-    free(again).await;
+    free(lock.lock().owner(me).await.unwrap()).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicI64;
 
-use redlatch::PermitId;
+use redlatch::{PermitGuard, PermitId};
 use tokio::time::Instant;
 
 use crate::common::prelude::*;
@@ -55,6 +55,12 @@ async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSem
     semaphore
 }
 
+async fn permits_on(store: &TestStore, name: &str, permits: u32) -> (Client, ExpirableSemaphore) {
+    let client = store.client().await;
+    let semaphore = with_permits(&client, name, permits).await;
+    (client, semaphore)
+}
+
 /// Returns the numbers of available, acquired and total permits.
 async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
     (
@@ -64,13 +70,44 @@ async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
     )
 }
 
+/// Acquires permits without a guard.
+async fn ids_of(request: impl IntoFuture<Output = Result<PermitGuard, Error>>) -> Vec<PermitId> {
+    request.await.unwrap().into_ids().unwrap()
+}
+
+/// Returns the remaining lease of a permit.
+async fn lease_of(semaphore: &ExpirableSemaphore, id: PermitId) -> Duration {
+    let left = semaphore.lease_of(id).await.unwrap();
+    left.and_then(Expiry::duration).unwrap()
+}
+
+/// Runs each request once. Returns their errors.
+async fn errors_of_each_request(semaphore: &ExpirableSemaphore) -> [Option<Error>; 14] {
+    let id = PermitId::from_bytes([1; 16]);
+    [
+        semaphore.acquire().await.err(),
+        semaphore.try_acquire().await.err(),
+        semaphore.release(id).await.err(),
+        semaphore.try_release(id).await.err(),
+        semaphore.try_release_many(&[id]).await.err(),
+        semaphore.update_lease(id, SECOND).await.err(),
+        semaphore.lease_of(id).await.err(),
+        semaphore.available().await.err(),
+        semaphore.held_permits().await.err(),
+        semaphore.try_set_permits(1).await.err(),
+        semaphore.set_permits(1).await.err(),
+        semaphore.add_permits(1).await.err(),
+        semaphore.force_release().await.err(),
+        semaphore.delete().await.err(),
+    ]
+}
+
 fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::Lost { .. }))
 }
 
 async fn permits_are_acquired_and_released(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "take", 2).await;
+    let (_client, semaphore) = permits_on(&store, "take", 2).await;
     let one = semaphore.acquire().await.unwrap();
     assert!(one.is_valid());
     assert!(one.valid_for() <= Duration::from_secs(30));
@@ -101,8 +138,7 @@ async fn permits_are_acquired_and_released(store: TestStore) {
 }
 
 async fn many_permits_are_acquired_all_or_none(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "many", 10).await;
+    let (_client, semaphore) = permits_on(&store, "many", 10).await;
     let six = semaphore.acquire_many(6).await.unwrap();
     assert_eq!(six.ids().len(), 6);
     assert_eq!(counts(&semaphore).await, (4, 6, 10));
@@ -116,8 +152,7 @@ async fn many_permits_are_acquired_all_or_none(store: TestStore) {
 }
 
 async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = client.expirable_semaphore(&unique("never"));
+    let (_client, semaphore) = store.object(Client::expirable_semaphore, "never").await;
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert!(semaphore.held_permits().await.unwrap().is_empty());
@@ -134,8 +169,7 @@ async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
 }
 
 async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
-    let client = store.client().await;
-    let plain = client.expirable_semaphore(&unique("numbered"));
+    let (client, plain) = store.object(Client::expirable_semaphore, "numbered").await;
     let semaphore = client.expirable_semaphore(plain.name()).permits(3);
     let two = semaphore.acquire_many(2).await.unwrap();
     assert_eq!(counts(&plain).await, (1, 2, 3));
@@ -156,23 +190,20 @@ async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
     next.release().await.unwrap();
     for permits in [0, 1 << 31] {
         let invalid = semaphore.clone().permits(permits);
-        let error = invalid.try_acquire().await.unwrap_err();
-        assert_matches!(error, Error::InvalidCount { .. });
+        assert_matches!(invalid.try_acquire().await, Err(Error::InvalidCount { .. }));
     }
     plain.delete().await.unwrap();
 }
 
 async fn permits_are_set_once(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "once", 10).await;
+    let (_client, semaphore) = permits_on(&store, "once", 10).await;
     assert!(!semaphore.try_set_permits(15).await.unwrap());
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
 /// F22: all permits are acquired, so the stored number is zero. The semaphore still counts as set.
 async fn exhausted_semaphore_is_not_set_again(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "exhausted", 2).await;
+    let (_client, semaphore) = permits_on(&store, "exhausted", 2).await;
     let both = semaphore.acquire_many(2).await.unwrap();
     assert!(!semaphore.try_set_permits(2).await.unwrap());
     assert_eq!(counts(&semaphore).await, (0, 2, 2));
@@ -181,8 +212,7 @@ async fn exhausted_semaphore_is_not_set_again(store: TestStore) {
 }
 
 async fn permits_can_be_set_while_some_are_acquired(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = client.expirable_semaphore(&unique("set"));
+    let (_client, semaphore) = store.object(Client::expirable_semaphore, "set").await;
     semaphore.set_permits(10).await.unwrap();
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
     assert!(!semaphore.try_set_permits(15).await.unwrap());
@@ -202,8 +232,7 @@ async fn permits_can_be_set_while_some_are_acquired(store: TestStore) {
 }
 
 async fn permits_can_be_added_and_removed(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "add", 10).await;
+    let (_client, semaphore) = permits_on(&store, "add", 10).await;
     for (more, available) in [(5, 15), (0, 15), (-10, 5), (-10, -5), (6, 1)] {
         semaphore.add_permits(more).await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), available);
@@ -219,18 +248,11 @@ async fn permits_can_be_added_and_removed(store: TestStore) {
 }
 
 async fn release_by_id_wakes_waiter(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "woken", 1).await;
-    let ids = semaphore
-        .acquire()
-        .lease(10 * LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap();
+    let ids = ids_of(semaphore.acquire().lease(10 * LONG)).await;
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(!waiter.is_finished());
     semaphore.release(ids[0]).await.unwrap();
     let permit = joined("woken", waiter).await;
@@ -240,15 +262,14 @@ async fn release_by_id_wakes_waiter(store: TestStore) {
 
 /// F21. The holders are other clients with long leases, so only the releases can wake the waiter.
 async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "f21", 5).await;
     let mut held = Vec::new();
     for _ in 0..5 {
         held.push(semaphore.acquire().lease(10 * LONG).await.unwrap());
     }
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire_many(3).into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire_many(3)).await;
     for free in 1..=2 {
         held.pop().unwrap().release().await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), free);
@@ -261,13 +282,12 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) 
 }
 
 async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = client.expirable_semaphore(&unique("grow"));
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
     for round in 0..3 {
-        let waiter = tokio::spawn(theirs.acquire().lease(10 * LONG).into_future());
-        until_subscribed(&other, 1).await;
+        let waiter = waiter_of(&other, theirs.acquire().lease(10 * LONG)).await;
         match round {
             0 => assert!(semaphore.try_set_permits(1).await.unwrap()),
             1 => semaphore.set_permits(2).await.unwrap(),
@@ -279,8 +299,7 @@ async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
 }
 
 async fn ids_are_released_all_or_none(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "all", 10).await;
+    let (_client, semaphore) = permits_on(&store, "all", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     semaphore.release_many(&ids[..4]).await.unwrap();
     assert_eq!(counts(&semaphore).await, (8, 2, 10));
@@ -288,10 +307,8 @@ async fn ids_are_released_all_or_none(store: TestStore) {
     assert!(is_lost(&semaphore.release_many(&ids).await));
     assert_eq!(counts(&semaphore).await, (8, 2, 10));
     // An id that is listed twice is released once.
-    semaphore
-        .release_many(&[ids[4], ids[5], ids[4]])
-        .await
-        .unwrap();
+    let twice = [ids[4], ids[5], ids[4]];
+    semaphore.release_many(&twice).await.unwrap();
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
     assert!(is_lost(&semaphore.release_many(&ids).await));
     assert!(is_lost(&semaphore.release(ids[0]).await));
@@ -300,8 +317,7 @@ async fn ids_are_released_all_or_none(store: TestStore) {
 }
 
 async fn only_acquired_ids_are_released(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "some", 10).await;
+    let (_client, semaphore) = permits_on(&store, "some", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     assert_eq!(semaphore.try_release_many(&ids[..4]).await.unwrap(), 4);
     assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 2);
@@ -312,10 +328,8 @@ async fn only_acquired_ids_are_released(store: TestStore) {
 
 /// F22.
 async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "expired", 10).await;
-    let ids = semaphore.acquire_many(3).await.unwrap();
-    let ids = ids.into_ids().unwrap();
+    let (_client, semaphore) = permits_on(&store, "expired", 10).await;
+    let ids = ids_of(semaphore.acquire_many(3)).await;
     for id in &ids {
         assert!(semaphore.update_lease(*id, BRIEF).await.unwrap());
     }
@@ -334,39 +348,16 @@ async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore)
 }
 
 async fn a_lease_is_updated(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "update", 1).await;
-    let id = semaphore
-        .acquire()
-        .lease(LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap()[0];
+    let id = ids_of(semaphore.acquire().lease(LONG)).await[0];
     assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
-    assert!(
-        semaphore
-            .lease_of(id)
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > 9 * LONG
-    );
+    assert!(lease_of(&semaphore, id).await > 9 * LONG);
     assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
-    assert!(
-        semaphore
-            .lease_of(id)
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > MAX_LEASE - LONG
-    );
+    assert!(lease_of(&semaphore, id).await > MAX_LEASE - LONG);
     // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(semaphore.update_lease(id, BRIEF).await.unwrap());
     let permit = joined("it expires", waiter).await;
     assert!(!semaphore.update_lease(id, LONG).await.unwrap());
@@ -375,32 +366,21 @@ async fn a_lease_is_updated(store: TestStore) {
 }
 
 async fn lease_can_be_inspected(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "lease", 2).await;
+    let (_client, semaphore) = permits_on(&store, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
-    let left = semaphore
-        .lease_of(renewed.ids()[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_of(&semaphore, renewed.ids()[0]).await;
     assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
     // The guard's remaining time never exceeds the store's.
     let fixed = semaphore.acquire().lease(LONG).await.unwrap();
     let believed = fixed.valid_for();
-    let left = semaphore
-        .lease_of(fixed.ids()[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_of(&semaphore, fixed.ids()[0]).await;
     assert!(left <= LONG && left > LONG / 2, "{left:?}");
     assert!(believed <= LONG && believed > LONG / 2, "{believed:?}");
     renewed.release().await.unwrap();
 }
 
 async fn guard_learns_that_a_permit_was_released(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "taken", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -417,20 +397,18 @@ async fn guard_learns_that_a_permit_was_released(store: TestStore) {
 
     let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
     theirs.release(fixed.ids()[0]).await.unwrap();
-    let released = fixed.release().await;
-    assert_lost(&released.unwrap_err(), Loss::NotHeld);
+    assert_lost(fixed.release().await, Loss::NotHeld);
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
 async fn all_permits_can_be_revoked(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "force", 2).await;
     assert!(!semaphore.force_release().await.unwrap());
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
     let theirs = other.expirable_semaphore(semaphore.name());
-    let waiter = tokio::spawn(theirs.acquire().into_future());
-    until_subscribed(&other, 1).await;
+    let waiter = waiter_of(&other, theirs.acquire()).await;
     assert!(theirs.force_release().await.unwrap());
     let permit = joined("woken", waiter).await;
     assert!(is_lost(&both.release().await));
@@ -445,26 +423,17 @@ async fn all_permits_can_be_revoked(store: TestStore) {
 }
 
 async fn permits_can_leave_their_guard(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = renewing();
     let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "leave", 2).await;
-    let ids = semaphore
-        .acquire()
-        .lease(10 * LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap();
+    let ids = ids_of(semaphore.acquire().lease(10 * LONG)).await;
     client.flush().await;
     assert_eq!(client.status().holds, 0);
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "not released");
     // Another process would receive the id as text.
     let received: PermitId = ids[0].to_string().parse().unwrap();
-    other
-        .expirable_semaphore(semaphore.name())
-        .release(received)
-        .await
-        .unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    theirs.release(received).await.unwrap();
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 
     // No longer renewed.
@@ -481,11 +450,9 @@ async fn permits_can_leave_their_guard(store: TestStore) {
 }
 
 async fn dropped_guards_release_and_wake(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "drop", 2).await;
+    let (client, semaphore) = permits_on(&store, "drop", 2).await;
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
-    let waiter = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, semaphore.acquire_many(2)).await;
     drop(both);
     drop(joined("woken", waiter).await);
     client.flush().await;
@@ -494,7 +461,7 @@ async fn dropped_guards_release_and_wake(store: TestStore) {
 
 /// A waiter for one permit does not overtake a waiter for three either.
 async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "order", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
@@ -509,11 +476,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         // Polled here, so that they queue in this order.
         {
             let queued = until("it is queued", async || client.status().subscriptions == 1);
-            tokio::select! {
-                biased;
-                _ = &mut waiting => panic!("served before its time"),
-                () = queued => {}
-            }
+            poll_until(&mut waiting, queued).await;
         }
         let order = order.clone();
         waiters.push(tokio::spawn(async move {
@@ -538,57 +501,41 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
 }
 
 async fn acquired_permits_never_exceed_total(store: TestStore) {
-    // With leases so long that no waiter is served by its periodic retry.
-    let client = || store.client_with(Client::builder().watchdog_lease(10 * LONG));
-    let clients = [client().await, client().await, client().await];
-    let name = with_permits(&clients[0], "crowd", 5)
-        .await
-        .name()
-        .to_owned();
+    let clients: [Client; 3] = store.clients_without_retries().await;
+    let semaphore = with_permits(&clients[0], "crowd", 5).await;
     let inside = Arc::new(AtomicI64::new(0));
-    let tasks: Vec<_> = (0..50usize)
-        .map(|n| {
-            let semaphore = clients[n % 3].expirable_semaphore(&name);
-            let inside = inside.clone();
-            tokio::spawn(async move {
-                for round in 0..5 {
-                    let wanted = u32::try_from((n + round) % 3 + 1).unwrap();
-                    let permits = semaphore.acquire_many(wanted).await.unwrap();
-                    let wanted = i64::from(wanted);
-                    let now = inside.fetch_add(wanted, Ordering::SeqCst) + wanted;
-                    assert!(now <= 5, "{now} at once");
-                    tokio::task::yield_now().await;
-                    inside.fetch_sub(wanted, Ordering::SeqCst);
-                    match round % 2 {
-                        0 => permits.release().await.unwrap(),
-                        _ => drop(permits),
-                    }
+    let tasks = spawn_each(0..50usize, |n| {
+        let semaphore = clients[n % 3].expirable_semaphore(semaphore.name());
+        let inside = inside.clone();
+        async move {
+            for round in 0..5 {
+                let wanted = u32::try_from((n + round) % 3 + 1).unwrap();
+                let permits = semaphore.acquire_many(wanted).await.unwrap();
+                let wanted = i64::from(wanted);
+                let now = inside.fetch_add(wanted, Ordering::SeqCst) + wanted;
+                assert!(now <= 5, "{now} at once");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(wanted, Ordering::SeqCst);
+                match round % 2 {
+                    0 => permits.release().await.unwrap(),
+                    _ => drop(permits),
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("every task has its turns", tasks).await;
     for client in &clients {
         client.flush().await;
     }
-    assert_eq!(
-        counts(&clients[0].expirable_semaphore(&name)).await,
-        (5, 0, 5)
-    );
+    assert_eq!(counts(&semaphore).await, (5, 0, 5));
 }
 
 /// F22: a model counts permits in parallel with the store.
 async fn counts_are_exact_after_every_step(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "model", 5).await;
+    let (_client, semaphore) = permits_on(&store, "model", 5).await;
     let (mut total, mut out) = (5i64, BTreeMap::<PermitId, ()>::new());
-    let mut random = 0x2545_f491_4f6c_dd1du64;
-    let mut next = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut next = |below: u64| random.below(below);
     for _ in 0..500 {
         match next(8) {
             0..3 => {
@@ -642,8 +589,7 @@ async fn counts_are_exact_after_every_step(store: TestStore) {
 }
 
 async fn run_executes_with_a_permit(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let semaphore = with_permits(&client, "run", 1).await;
     let inside = semaphore.clone();
     let free = semaphore
@@ -662,17 +608,10 @@ async fn run_executes_with_a_permit(store: TestStore) {
 }
 
 async fn a_deleted_semaphore_is_gone(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let semaphore = with_permits(&client, "delete", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
-    let ids = semaphore
-        .acquire()
-        .lease(LONG)
-        .await
-        .unwrap()
-        .into_ids()
-        .unwrap();
+    let ids = ids_of(semaphore.acquire().lease(LONG)).await;
     assert!(semaphore.delete().await.unwrap());
     assert!(!semaphore.delete().await.unwrap());
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
@@ -687,8 +626,7 @@ async fn a_deleted_semaphore_is_gone(store: TestStore) {
 }
 
 async fn invalid_requests_are_rejected(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "bad", 2000).await;
+    let (client, semaphore) = permits_on(&store, "bad", 2000).await;
     for n in [0, 1001, u32::MAX] {
         for error in [
             semaphore.acquire_many(n).await.err(),
@@ -726,21 +664,9 @@ async fn invalid_requests_are_rejected(store: TestStore) {
     }
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.expirable_semaphore(name);
-        for error in [
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().await.err(),
-            semaphore.release(id).await.err(),
-            semaphore.try_release_many(&[]).await.err(),
-            semaphore.update_lease(id, SECOND).await.err(),
-            semaphore.lease_of(id).await.err(),
-            semaphore.available().await.err(),
-            semaphore.held_permits().await.err(),
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.set_permits(1).await.err(),
-            semaphore.add_permits(1).await.err(),
-            semaphore.force_release().await.err(),
-            semaphore.delete().await.err(),
-        ] {
+        let of_none = semaphore.try_release_many(&[]).await;
+        assert_matches!(of_none, Err(Error::InvalidName { .. }));
+        for error in errors_of_each_request(&semaphore).await {
             assert_matches!(error, Some(Error::InvalidName { .. }));
         }
     }
@@ -779,53 +705,41 @@ async fn no_state_remains_after_release(store: TestStore) {
         .watchdog_lease(10 * LONG);
     let client = store.client_with(settings).await;
     let semaphore = with_permits(&client, "account", 2).await;
-    let tasks: Vec<_> = (0..20)
-        .map(|n| {
-            let semaphore = semaphore.clone();
-            tokio::spawn(async move {
-                let permit = semaphore.acquire().await.unwrap();
-                match n % 3 {
-                    0 => permit.release().await.unwrap(),
-                    1 => drop(permit),
-                    _ => semaphore
-                        .release(permit.into_ids().unwrap()[0])
-                        .await
-                        .unwrap(),
+    let tasks = spawn_each(0..20, |n| {
+        let semaphore = semaphore.clone();
+        async move {
+            let permit = semaphore.acquire().await.unwrap();
+            match n % 3 {
+                0 => permit.release().await.unwrap(),
+                1 => drop(permit),
+                _ => {
+                    let id = permit.into_ids().unwrap()[0];
+                    semaphore.release(id).await.unwrap();
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("done", tasks).await;
     client.flush().await;
     until_idle(&client).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn until_idle(client: &Client) {
-    until("all is empty", async || {
-        let status = client.status();
-        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-    })
-    .await;
-}
-
 async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "cancel", 4).await;
-    drop_after_each_poll(async |polls| {
-        let permits = poll_up_to(polls, semaphore.acquire_many(3)).await;
-        let through = permits.is_some();
-        drop(permits);
-        within_limit("settled", client.flush()).await;
-        assert_eq!(counts(&semaphore).await, (4, 0, 4));
-        assert_eq!(client.status().holds, 0);
-        through
-    })
+    let (client, semaphore) = permits_on(&store, "cancel", 4).await;
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, semaphore.acquire_many(3)).await,
+        async || {
+            within_limit("settled", client.flush()).await;
+            assert_eq!(counts(&semaphore).await, (4, 0, 4));
+            assert_eq!(client.status().holds, 0);
+        },
+    )
     .await;
 }
 
 async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
-    let (client, other) = (store.client().await, store.client().await);
+    let [client, other] = store.clients().await;
     let semaphore = with_permits(&client, "cancel-wait", 4).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     drop_after_each_poll(async |polls| {
@@ -842,8 +756,7 @@ async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
 }
 
 async fn canceled_releases_complete(store: TestStore) {
-    let client = store.client().await;
-    let semaphore = with_permits(&client, "cancel-release", 4).await;
+    let (client, semaphore) = permits_on(&store, "cancel-release", 4).await;
     drop_after_each_poll(async |polls| {
         let permits = semaphore.acquire_many(3).await.unwrap();
         let released = poll_up_to(polls, permits.release()).await;
@@ -880,46 +793,29 @@ fn threads_share_permits() {
         client.flush().unwrap();
         let id = two.into_ids().unwrap()[0];
         assert!(semaphore.update_lease(id, LONG).unwrap());
-        assert!(
-            semaphore
-                .lease_of(id)
-                .unwrap()
-                .and_then(Expiry::duration)
-                .unwrap()
-                > LONG / 2
-        );
+        let left = semaphore.lease_of(id).unwrap();
+        assert!(left.and_then(Expiry::duration).unwrap() > LONG / 2);
         assert_eq!(semaphore.held_permits().unwrap().len(), 1);
         let counts = || {
             let (available, acquired) = (semaphore.available(), semaphore.acquired());
-            (
-                available.unwrap(),
-                acquired.unwrap(),
-                semaphore.total().unwrap(),
-            )
+            let total = semaphore.total().unwrap();
+            (available.unwrap(), acquired.unwrap(), total)
         };
         assert_eq!(counts(), (1, 1, 2));
         semaphore.release(id).unwrap();
         assert!(!semaphore.try_release(id).unwrap());
         semaphore.set_permits(3).unwrap();
         semaphore.add_permits(1).unwrap();
-        let four = semaphore
-            .acquire_many(4)
-            .block()
-            .unwrap()
-            .into_ids()
-            .unwrap();
+        let four = semaphore.acquire_many(4).block().unwrap();
+        let four = four.into_ids().unwrap();
         semaphore.release_many(&four[..2]).unwrap();
         assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
         let fixed = retry_if_late_blocking(|| semaphore.acquire_many(4).lease(BRIEF).block());
         assert_eq!(fixed.ids().len(), 4);
         assert!(fixed.valid_for() <= BRIEF);
         // Waits until the lease ends.
-        let next = semaphore
-            .try_acquire_many(4)
-            .wait(LONG)
-            .block()
-            .unwrap()
-            .unwrap();
+        let next = semaphore.try_acquire_many(4).wait(LONG).block();
+        let next = next.unwrap().expect("within its limit");
         assert!(!fixed.is_valid());
         assert!(is_lost(&fixed.release()));
         assert!(semaphore.force_release().unwrap());

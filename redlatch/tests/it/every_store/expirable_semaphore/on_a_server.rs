@@ -7,11 +7,8 @@ async fn layout_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let name = unique("layout");
-    let mut connection = server.connection();
-    connection.set_read_timeout(Some(LONG)).unwrap();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe(format!("redisson_sc:{{{name}}}")).unwrap();
-    let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
+    let messages = messages(server, &format!("redisson_sc:{{{name}}}"));
+    let next_message = || messages.recv_timeout(LONG).unwrap();
 
     let semaphore = client.expirable_semaphore(&name);
     assert!(semaphore.try_set_permits(3).await.unwrap());
@@ -42,14 +39,12 @@ async fn layout_and_messages_match_redisson() {
     assert_eq!(next_message(), "7");
     semaphore.set_permits(5).await.unwrap();
     assert_eq!(next_message(), "5");
-    let id = semaphore.acquire().await.unwrap().into_ids().unwrap()[0];
+    let id = ids_of(semaphore.acquire()).await[0];
     let updated = semaphore.update_lease(id, Duration::from_millis(1)).await;
     assert!(updated.unwrap());
     assert_eq!(next_message(), "4");
-    until("it has expired", async || {
-        semaphore.available().await.unwrap() == 5
-    })
-    .await;
+    let expired = async || semaphore.available().await.unwrap() == 5;
+    until("it has expired", expired).await;
     assert_eq!(next_message(), "5");
     assert_eq!(pttl(server, &name), -1);
     assert_eq!(server.command::<i64>(&["EXISTS", &deadlines]), 0);
@@ -72,8 +67,7 @@ async fn permits_without_lease_are_supported() {
     assert_eq!(held[0].id, id);
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    let waiter = tokio::spawn(semaphore.acquire().into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, semaphore.acquire()).await;
     // Releases the permit as Redisson does; the message follows.
     let () = server.command(&["ZREM", &deadlines, "0123456789abcdef"]);
     let () = server.command(&["INCR", semaphore.name()]);
@@ -96,7 +90,7 @@ async fn permits_of_a_deleted_semaphore_are_not_counted() {
     let semaphore = with_permits(&client, "gone", 3).await;
     let deadlines = format!("{{{}}}:timeout", semaphore.name());
     for removal in [vec!["DEL"], vec!["PEXPIRE", "1"]] {
-        let ids = semaphore.acquire_many(2).await.unwrap().into_ids().unwrap();
+        let ids = ids_of(semaphore.acquire_many(2)).await;
         let mut command = vec![removal[0], semaphore.name()];
         command.extend(&removal[1..]);
         let () = server.command(&command);
@@ -140,44 +134,28 @@ async fn requests_without_semaphore_change_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_publish_permission_nothing_changes() {
     let server = Server::start();
-    let mut rights = vec!["ACL", "SETUSER", "restricted", "on", ">pw", "~*", "+@all"];
-    rights.push("resetchannels");
-    let () = server.command(&rights);
     let admin = Client::connect(&server.url()).await.unwrap();
-    let url = format!("redis://restricted:pw@127.0.0.1:{}", server.port());
-    let restricted = Client::connect(&url).await.unwrap();
-    let (observer, semaphore) = (
-        admin.expirable_semaphore("a"),
-        restricted.expirable_semaphore("a"),
-    );
+    let restricted = Client::connect(&user_without_channels(&server))
+        .await
+        .unwrap();
+    let observer = admin.expirable_semaphore("a");
+    let semaphore = restricted.expirable_semaphore("a");
     assert!(semaphore.set_permits(3).await.is_err());
     assert_eq!(server.command::<i64>(&["DBSIZE"]), 0);
     observer.set_permits(3).await.unwrap();
     let ids = observer.acquire().await.unwrap().into_ids().unwrap();
-    let before = observer
-        .lease_of(ids[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let before = lease_of(&observer, ids[0]).await;
     assert!(semaphore.add_permits(2).await.is_err());
     assert!(semaphore.set_permits(7).await.is_err());
     assert!(semaphore.release(ids[0]).await.is_err());
     assert!(semaphore.force_release().await.is_err());
     assert!(semaphore.update_lease(ids[0], SECOND).await.is_err());
     assert_eq!(counts(&observer).await, (2, 1, 3));
-    let left = observer
-        .lease_of(ids[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_of(&observer, ids[0]).await;
     assert!(left + 10 * SECOND > before, "{left:?} of {before:?}");
     // An expired permit is not released either.
-    observer
-        .update_lease(ids[0], Duration::from_millis(1))
-        .await
-        .unwrap();
+    let ended = observer.update_lease(ids[0], Duration::from_millis(1));
+    ended.await.unwrap();
     sleep(Duration::from_millis(5)).await;
     assert!(semaphore.available().await.is_err());
     assert_eq!(server.command::<i64>(&["ZCARD", "{a}:timeout"]), 1);
@@ -188,20 +166,15 @@ async fn without_publish_permission_nothing_changes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_memory_loses_no_permit() {
     let server = Server::start();
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing(), &server.url()).await;
     let semaphore = client.expirable_semaphore("a");
     semaphore.set_permits(2).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
-    let handed_on = semaphore.acquire().await.unwrap().into_ids().unwrap();
+    let handed_on = ids_of(semaphore.acquire()).await;
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(semaphore.add_permits(1).await.is_err(), "it is not full");
-    assert!(
-        semaphore
-            .update_lease(handed_on[0], 10 * LONG)
-            .await
-            .unwrap()
-    );
+    let updated = semaphore.update_lease(handed_on[0], 10 * LONG).await;
+    assert!(updated.unwrap());
     let key = "{a}:timeout";
     let end = || server.command::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
     for _ in 0..2 {
@@ -228,47 +201,23 @@ async fn foreign_keys_stay_unchanged() {
     ] {
         let name = unique("foreign");
         let deadlines = format!("{{{name}}}:timeout");
-        let foreign = if write[1] == "name" {
-            &name
-        } else {
-            &deadlines
+        let foreign = match write[1] {
+            "name" => &name,
+            _ => &deadlines,
         };
         let mut command = write.clone();
         command[1] = foreign;
         let () = server.command(&command);
         let before: Vec<u8> = server.command(&["DUMP", foreign]);
         let semaphore = client.expirable_semaphore(&name);
-        let id = PermitId::from_bytes([1; 16]);
-        for error in [
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().await.err(),
-            semaphore.release(id).await.err(),
-            semaphore.try_release(id).await.err(),
-            semaphore.update_lease(id, SECOND).await.err(),
-            semaphore.lease_of(id).await.err(),
-            semaphore.available().await.err(),
-            semaphore.held_permits().await.err(),
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.set_permits(1).await.err(),
-            semaphore.add_permits(1).await.err(),
-            semaphore.force_release().await.err(),
-            semaphore.delete().await.err(),
-        ] {
-            assert!(
-                matches!(error, Some(Error::WrongKind { .. })),
-                "{write:?}: {error:?}"
-            );
+        for error in errors_of_each_request(&semaphore).await {
+            let is_refused = matches!(error, Some(Error::WrongKind { .. }));
+            assert!(is_refused, "{write:?}: {error:?}");
         }
-        assert_eq!(
-            server.command::<Vec<u8>>(&["DUMP", foreign]),
-            before,
-            "{write:?}"
-        );
-        assert_eq!(
-            server.command::<i64>(&["EXISTS", &name, &deadlines]),
-            1,
-            "{write:?}"
-        );
+        let after: Vec<u8> = server.command(&["DUMP", foreign]);
+        assert_eq!(after, before, "{write:?}");
+        let keys: i64 = server.command(&["EXISTS", &name, &deadlines]);
+        assert_eq!(keys, 1, "{write:?}");
     }
 }
 
@@ -289,13 +238,8 @@ async fn load_scripts(client: &Client) {
 /// outcome is reported as unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answer_does_not_count_twice() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::builder()
-        .response_timeout(LONG)
-        .connect(&proxy.url())
-        .await
-        .unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(long_timeout(), &proxy.url()).await;
     let direct = Client::connect(&server.url()).await.unwrap();
     load_scripts(&direct).await;
     let semaphore = client.expirable_semaphore("lost-answers");
@@ -310,47 +254,31 @@ async fn lost_answer_does_not_count_twice() {
     let unknown = with_lost_answer_after(&proxy, semaphore.delete(), set).await;
     assert_matches!(unknown, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(counts(&semaphore).await, (5, 0, 5));
-    let two = with_lost_answer(&proxy, semaphore.acquire_many(2).into_future())
-        .await
-        .unwrap();
+    let two = with_lost_answer(&proxy, semaphore.acquire_many(2).into_future()).await;
+    let two = two.unwrap();
     assert_eq!(counts(&observer).await, (3, 2, 5));
     // In this order: a pause of the machine in between shortens what is left.
-    let kept = observer
-        .lease_of(two.ids()[0])
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
-    let believed = two.valid_for();
-    assert!(
-        believed.saturating_sub(kept) < SECOND,
-        "{believed:?}, but {kept:?}"
-    );
+    let kept = lease_of(&observer, two.ids()[0]).await;
+    let more = two.valid_for().saturating_sub(kept);
+    assert!(more < SECOND, "{more:?} more than {kept:?}");
     with_lost_answer(&proxy, two.release()).await.unwrap();
     assert_eq!(counts(&observer).await, (5, 0, 5));
 
     let ids = semaphore.acquire_many(5).await.unwrap().into_ids().unwrap();
-    with_lost_answer(&proxy, semaphore.release(ids[0]))
-        .await
-        .unwrap();
-    assert!(
-        with_lost_answer(&proxy, semaphore.try_release(ids[1]))
-            .await
-            .unwrap()
-    );
-    with_lost_answer(&proxy, semaphore.release_many(&ids[2..4]))
-        .await
-        .unwrap();
+    let released = with_lost_answer(&proxy, semaphore.release(ids[0])).await;
+    released.unwrap();
+    let released = with_lost_answer(&proxy, semaphore.try_release(ids[1])).await;
+    assert!(released.unwrap());
+    let released = with_lost_answer(&proxy, semaphore.release_many(&ids[2..4])).await;
+    released.unwrap();
     assert_eq!(counts(&observer).await, (4, 1, 5));
     // One of these permits is acquired, so the first request has not released them.
-    assert!(is_lost(
-        &with_lost_answer(&proxy, semaphore.release_many(&ids[3..])).await
-    ));
+    let refused = with_lost_answer(&proxy, semaphore.release_many(&ids[3..])).await;
+    assert!(is_lost(&refused));
     assert_eq!(counts(&observer).await, (4, 1, 5));
 
-    with_lost_answer(&proxy, semaphore.set_permits(7))
-        .await
-        .unwrap();
+    let set = with_lost_answer(&proxy, semaphore.set_permits(7)).await;
+    set.unwrap();
     assert_eq!(counts(&observer).await, (6, 1, 7));
     // This request is not repeated, and its outcome is reported as unknown.
     let unknown = with_lost_answer(&proxy, semaphore.add_permits(2)).await;
@@ -362,31 +290,15 @@ async fn lost_answer_does_not_count_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_loaded_again() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let semaphore = with_permits(&client, "flush", 1).await;
-    for _ in 0..3 {
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        let permit = semaphore.acquire().await.unwrap();
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        permit.release().await.unwrap();
-        assert_eq!(counts(&semaphore).await, (1, 0, 1));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_retries_after_reconnect() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let client = Client::connect(&proxy.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&other, "broken", 1).await;
     let held = semaphore.acquire().lease(10 * LONG).await.unwrap();
     let theirs = client.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
-    let subscribed = || async { server.command::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1 };
-    until("it is subscribed", subscribed).await;
+    until("it is subscribed", async || channels(&server) == 1).await;
     // Released while the client receives no messages.
     proxy.stall(true);
     held.release().await.unwrap();
@@ -403,13 +315,9 @@ async fn another_process() {
     let Ok(url) = std::env::var("REDLATCH_TEST_OF_PERMITS") else {
         return;
     };
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = settings.connect(&url).await.unwrap();
-    let _held = client
-        .expirable_semaphore("killed")
-        .acquire_many(3)
-        .await
-        .unwrap();
+    let client = connect(renewing(), &url).await;
+    let semaphore = client.expirable_semaphore("killed");
+    let _held = semaphore.acquire_many(3).await.unwrap();
     println!("\nheld");
     std::future::pending::<()>().await;
 }
@@ -430,8 +338,7 @@ async fn killed_process_keeps_no_permits() {
         .unwrap();
     let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap() == "held"));
-    let waiter = tokio::spawn(semaphore.acquire_many(3).into_future());
-    until_subscribed(&client, 1).await;
+    let waiter = waiter_of(&client, semaphore.acquire_many(3)).await;
     assert_eq!(counts(&semaphore).await, (0, 3, 3));
     process.kill().unwrap();
     process.wait().unwrap();
@@ -444,28 +351,21 @@ async fn killed_process_keeps_no_permits() {
 /// acquire its permit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_holder_learns_that_its_permit_is_lost() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .response_timeout(SHORT);
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(renewing().response_timeout(SHORT), &proxy.url()).await;
     let other = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("cut-off");
     assert!(semaphore.try_set_permits(1).await.unwrap());
     let permit = semaphore.acquire().await.unwrap();
     proxy.stall(true);
-    let theirs = other.expirable_semaphore("cut-off").acquire().into_future();
-    let theirs = done("it comes back", theirs).await;
+    let same = other.expirable_semaphore("cut-off");
+    let theirs = done("it comes back", same.acquire()).await;
     assert!(!permit.is_valid(), "held by two");
     assert!(is_lost(&permit.release().await));
     proxy.stall(false);
     within_limit("settled", client.flush()).await;
     assert!(theirs.is_valid());
-    assert_eq!(
-        counts(&other.expirable_semaphore("cut-off")).await,
-        (0, 1, 1)
-    );
+    assert_eq!(counts(&same).await, (0, 1, 1));
 }
 
 /// All processes go on after the server has lost its data, and none has more permits than there are.
@@ -475,8 +375,7 @@ async fn number_of_permits_survives_loss_of_data() {
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("jobs").permits(2);
     let held = semaphore.acquire_many(2).lease(SHORT).await.unwrap();
-    let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until_subscribed(&client, 1).await;
+    let waiting = waiter_of(&client, semaphore.acquire()).await;
     server.restart();
     let one = joined("goes on", waiting).await;
     assert_eq!(counts(&semaphore).await, (1, 1, 2));

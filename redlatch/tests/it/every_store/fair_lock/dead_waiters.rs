@@ -10,11 +10,7 @@ use crate::common::prelude::*;
 fn kill_waiters(store: &Embedded, name: &str, ahead: usize, waiters: usize) {
     let (store, name) = (store.clone(), name.to_owned());
     let dying = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let client = Client::builder().connect_embedded(&store).unwrap();
             let lock = client.fair_lock(&name);
             for n in 0..waiters {
@@ -124,8 +120,7 @@ async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_waiters_on_a_server_cost_one_grace_period() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     dead_among_the_living(&server, &client, "a").await;
 }
 
@@ -142,8 +137,7 @@ async fn dead_waiters_in_a_cluster_cost_one_grace_period() {
 /// A killed holder leaves a lease and dead waiters behind; no client notifies the live waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_killed_clients_on_a_server_are_skipped() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let (server, client) = server_and_client().await;
     let lock = client.fair_lock("a").grace_period(SECOND);
     let _: i64 = server.command(&["HSET", "a", "dead:1", "1"]);
     let _: i64 = server.command(&["PEXPIRE", "a", "1000"]);
@@ -157,21 +151,17 @@ async fn waiters_of_killed_clients_on_a_server_are_skipped() {
     free(guard).await;
     // A plain `try_lock` removes dead waiters as well, though it does not wait.
     enqueue_dead_waiter(&server, "a", "dead:51");
-    until("it is passed over", async || {
-        lock.try_lock().await.unwrap().is_some()
-    })
-    .await;
+    let passed_over = async || lock.try_lock().await.unwrap().is_some();
+    until("it is passed over", passed_over).await;
 }
 
 /// A waiter that is cut off when its turn comes, and reconnects within the grace period, is served first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let near = Client::connect(&server.url()).await.unwrap();
     let settings = Client::builder().response_timeout(2 * LONG);
-    let settings = settings.connect_timeout(2 * LONG);
-    let far = settings.connect(&proxy.url()).await.unwrap();
+    let far = connect(settings.connect_timeout(2 * LONG), &proxy.url()).await;
     // So long that the test fails if it has to wait for the end of the grace period.
     let lock = near.fair_lock("a").grace_period(LONG / 2);
     let held = lock.lock().await.unwrap();
@@ -179,17 +169,16 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let behind = spawn_waiter(&lock, 1).await;
     let owner = lock.queue().await.unwrap()[0].owner.to_string();
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
-    let until_subscribers = async |wanted: i64| {
-        until("it is subscribed, or not", async || {
-            let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
-            subscribers == wanted
-        })
-        .await;
-    };
-    until_subscribers(1).await;
+    until("it is subscribed", async || {
+        subscribers(&server, &channel) == 1
+    })
+    .await;
     proxy.stall(true);
     proxy.cut();
-    until_subscribers(0).await;
+    until("it is not subscribed", async || {
+        subscribers(&server, &channel) == 0
+    })
+    .await;
     free(held).await;
     let [_, _, absent] = keys("a");
     let noted: Vec<String> = server.command(&["ZRANGE", &absent, "0", "-1"]);
@@ -218,23 +207,12 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     free(guard).await;
     let noted: Option<f64> = server.command(&["ZSCORE", &absent, "java:7"]);
     assert!(noted.is_some() && timeout().is_some());
-    let mut connection = server.connection();
-    let (sender, receiver) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let mut pubsub = connection.as_pubsub();
-        let channel = "redisson_lock__channel:{a}:java:7";
-        pubsub.subscribe(channel).unwrap();
-        while let Ok(message) = pubsub.get_message() {
-            let _ = sender.send(message.get_payload::<String>().unwrap());
-        }
-    });
-    until("the dead one is dropped", async || {
-        server.command::<Vec<String>>(&["LRANGE", &queue, "0", "0"]) == ["java:7"]
-    })
-    .await;
-    assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
+    let messages = messages(&server, "redisson_lock__channel:{a}:java:7");
+    let first = || server.command::<Vec<String>>(&["LRANGE", &queue, "0", "0"]);
+    until("the dead one is dropped", async || first() == ["java:7"]).await;
+    assert_eq!(messages.recv_timeout(LONG).unwrap(), "0");
     // Notified again, in case it missed that: its process may have been reconnecting.
-    assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
+    assert_eq!(messages.recv_timeout(LONG).unwrap(), "0");
     assert!(!waiting.is_finished() && timeout().is_some());
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.command(&["LPOP", &queue]);
@@ -246,8 +224,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
 /// grants.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_hangs_costs_its_wait_time() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let near = Client::connect(&server.url()).await.unwrap();
     let far = Client::builder().fair_grants(false);
     let far = far.connect(&proxy.url()).await.unwrap();
@@ -265,7 +242,7 @@ async fn waiter_that_hangs_costs_its_wait_time() {
     let took = begun.elapsed();
     assert!(
         took >= lease + SHORT - SECOND,
-        "its position was kept: {took:?}"
+        "{took:?}: kept its position"
     );
     free(guard).await;
     hangs.abort();

@@ -4,7 +4,7 @@ use super::*;
 use crate::common::prelude::*;
 
 async fn client(url: &str) -> Client {
-    short_linger().connect(url).await.unwrap()
+    connect(short_linger(), url).await
 }
 
 fn channel(owner: &OwnerId) -> String {
@@ -16,10 +16,9 @@ fn channel(owner: &OwnerId) -> String {
 async fn until_ready(server: &Server, lock: &FairLock, position: usize) -> OwnerId {
     until_queued(lock, position + 1).await;
     let owner = queued_owners(lock).await.remove(position);
+    let channel = channel(&owner);
     until("it is subscribed", async || {
-        let (_, subscribers): (String, i64) =
-            server.command(&["PUBSUB", "NUMSUB", &channel(&owner)]);
-        subscribers == 1
+        subscribers(server, &channel) == 1
     })
     .await;
     lock.queue().await.unwrap();
@@ -45,11 +44,7 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         for n in 0..WAITERS {
             waiting.push(spawn_waiter(&crowd.fair_lock("a"), n).await);
         }
-        until("all are subscribed", async || {
-            let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
-            channels.len() == WAITERS
-        })
-        .await;
+        until("all are subscribed", async || channels(&server) == WAITERS).await;
         // On the same connection, so after the requests that the waiters sent together with the
         // subscription.
         assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
@@ -59,10 +54,8 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         let first = await_turn(waiting.remove(0)).await;
         // The release. Without grants also the acquisition, and the request of the next waiter, which learns how
         // long the new hold lasts.
-        until("the next waiter has retried", async || {
-            server.calls("eval") >= quiet + first_turn
-        })
-        .await;
+        let retried = async || server.calls("eval") >= quiet + first_turn;
+        until("the next waiter has retried", retried).await;
         let sent = server.calls("eval") - quiet;
         assert!(sent <= first_turn + 1, "{sent} scripts for one turn");
         assert!(last.iter().all(|one| !one.is_finished()));
@@ -72,15 +65,13 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         }
         let per_turn = (server.calls("eval") - quiet) as f64 / WAITERS as f64;
         assert!(per_turn < each_turn, "{per_turn} scripts per turn");
-        assert_nothing_left(&[&holder, &crowd], &lock).await;
-        assert_eq!(keys_left(&server, "a"), 0);
+        assert_no_keys_left(&[&holder, &crowd], &lock, &server).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_whose_message_is_lost_is_found_after_reconnection() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let (near, far) = (client(&server.url()).await, client(&proxy.url()).await);
     let (lock, theirs) = (near.fair_lock("a"), far.fair_lock("a"));
     let held = lock.lock().await.unwrap();
@@ -96,26 +87,22 @@ async fn grant_whose_message_is_lost_is_found_after_reconnection() {
     let guard = await_turn(waiting).await;
     assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
     free(guard).await;
-    assert_nothing_left(&[&near, &far], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&near, &far], &lock, &server).await;
 }
 
 /// It has an announcement, but no connection: it is woken when it is connected again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_waiter_is_not_granted_the_lock() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let (near, far) = (client(&server.url()).await, client(&proxy.url()).await);
     let lock = near.fair_lock("a").grace_period(LONG);
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&far.fair_lock("a").grace_period(LONG), 0).await;
     let owner = until_ready(&server, &far.fair_lock("a"), 0).await;
-    proxy.refuse(true);
-    proxy.cut();
+    cut_off(&proxy);
+    let channel = channel(&owner);
     until("it is not subscribed", async || {
-        let (_, subscribers): (String, i64) =
-            server.command(&["PUBSUB", "NUMSUB", &channel(&owner)]);
-        subscribers == 0
+        subscribers(&server, &channel) == 0
     })
     .await;
     free(guard).await;
@@ -128,11 +115,9 @@ async fn disconnected_waiter_is_not_granted_the_lock() {
 /// Its connection is open, so it is granted the lock, and has it for one lease. Its message is out of date then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_hangs_keeps_granted_lock_for_one_lease() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let near = client(&server.url()).await;
-    let settings = short_linger().watchdog_lease(WATCHDOG);
-    let far = settings.connect(&proxy.url()).await.unwrap();
+    let far = connect(short_linger().watchdog_lease(WATCHDOG), &proxy.url()).await;
     let lock = near.fair_lock("a");
     let held = lock.lock().await.unwrap();
     let hangs = spawn_waiter(&far.fair_lock("a"), 0).await;
@@ -151,8 +136,7 @@ async fn waiter_that_hangs_keeps_granted_lock_for_one_lease() {
     assert!(guard.is_valid() && !hangs.is_finished());
     free(guard).await;
     free(await_turn(hangs).await).await;
-    assert_nothing_left(&[&near, &far], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&near, &far], &lock, &server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -162,10 +146,7 @@ async fn waiter_that_is_dropped_passes_granted_lock_on() {
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
     let held = lock.lock().await.unwrap();
     let mut head = Box::pin(lock.lock().into_future());
-    let owner = tokio::select! {
-        _ = &mut head => unreachable!("it is held"),
-        owner = until_ready(&server, &lock, 0) => owner,
-    };
+    let owner = poll_until(&mut head, until_ready(&server, &lock, 0)).await;
     let next = spawn_waiter(&other, 1).await;
     let next_owner = until_ready(&server, &other, 1).await;
     free(held).await;
@@ -174,8 +155,7 @@ async fn waiter_that_is_dropped_passes_granted_lock_on() {
     let guard = await_turn(next).await;
     assert_eq!(holder(&lock).await, Some(next_owner));
     free(guard).await;
-    assert_nothing_left(&[&one, &two], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&one, &two], &lock, &server).await;
 }
 
 /// A message with the number of another request, as of an earlier one, is no grant: the waiter sends a request.
@@ -220,16 +200,11 @@ async fn waiter_in_java_is_woken() {
     let _: i64 = server.command(&["RPUSH", &queue, "java:1"]);
     let timeout = (now[0] + 600) * 1000;
     let _: i64 = server.command(&["ZADD", &timeouts, &timeout.to_string(), "java:1"]);
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub
-        .subscribe("redisson_lock__channel:{a}:java:1")
-        .unwrap();
+    let messages = messages(&server, "redisson_lock__channel:{a}:java:1");
     let waiting = spawn_waiter(&lock, 1).await;
     until_ready(&server, &lock, 1).await;
     free(guard).await;
-    let message = pubsub.get_message().unwrap();
-    assert_eq!(message.get_payload::<String>().unwrap(), "0");
+    assert_eq!(messages.recv_timeout(LONG).unwrap(), "0");
     assert!(!lock.is_locked().await.unwrap() && !waiting.is_finished());
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.command(&["LPOP", &queue]);
@@ -258,8 +233,7 @@ async fn only_requests_without_fixed_lease_accept_grants() {
     for turn in [fixed, refuses, accepts] {
         free(await_turn(turn).await).await;
     }
-    assert_nothing_left(&[&one, &off], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&one, &off], &lock, &server).await;
 }
 
 /// Redisson's scripts drop waiters from the queue, and do not know the announcements.
@@ -271,11 +245,8 @@ async fn announcement_of_dropped_waiter_is_removed_when_it_gives_up() {
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, 0).await;
     until_ready(&server, &lock, 0).await;
-    let _: i64 = server.command(&[
-        "DEL",
-        "redisson_lock_queue:{a}",
-        "redisson_lock_timeout:{a}",
-    ]);
+    let [_, queue, timeouts, _] = keys("a");
+    let _: i64 = server.command(&["DEL", &queue, &timeouts]);
     waiting.abort();
     assert!(waiting.await.is_err());
     client.flush().await;

@@ -3,14 +3,13 @@
 use super::*;
 
 async fn client(server: &Server) -> Client {
-    short_linger().connect(&server.url()).await.unwrap()
+    connect(short_linger(), &server.url()).await
 }
 
 /// F10: processes are gone: a holder and some waiters, as `kill -9` leaves them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leftovers_of_killed_processes_do_not_block() {
-    let server = Server::start();
-    let alive = client(&server).await;
+    let (server, alive) = server_and_client().await;
     let lock = alive.fair_lock("a");
     let [hash, queue, timeouts, ..] = keys("a");
     let _: i64 = server.command(&["HSET", &hash, "dead:1", "1"]);
@@ -26,14 +25,10 @@ async fn leftovers_of_killed_processes_do_not_block() {
     }
     let begun = std::time::Instant::now();
     let guard = done("the dead are not waited for", lock.lock()).await;
-    assert!(
-        begun.elapsed() < Duration::from_secs(20),
-        "long after their time"
-    );
+    assert!(begun.elapsed() < 20 * SECOND, "long after their time");
     assert!(lock.queue().await.unwrap().is_empty());
     free(guard).await;
-    assert_nothing_left(&[&alive], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&alive], &lock, &server).await;
 }
 
 /// F10: a waiter dies, so the release goes to the next live waiter. The queue waits for a dead
@@ -53,32 +48,22 @@ async fn dead_waiter_is_skipped_after_its_wait_time() {
             runtime.block_on(async {
                 let client = Client::connect(&url).await.unwrap();
                 let lock = client.fair_lock("a").wait_time(Duration::from_millis(1500));
-                let waiting = lock.lock().into_future();
-                let mut waiting = Box::pin(waiting);
-                tokio::select! {
-                    _ = &mut waiting => unreachable!("it is held"),
-                    () = until_queued(&lock, 1) => {}
-                }
+                let mut waiting = lock.lock().into_future();
+                poll_until(&mut waiting, until_queued(&lock, 1)).await;
                 std::mem::forget(waiting);
             });
         }
     });
     dead.join().unwrap();
     let waiting = spawn_waiter(&alive.fair_lock("a"), 1).await;
-    until("the dead one's connection is closed", async || {
-        server.clients() <= 2
-    })
-    .await;
+    until("the dead one is closed", async || server.clients() <= 2).await;
     let begun = std::time::Instant::now();
     free(held).await;
     let guard = await_turn(waiting).await;
-    assert!(
-        begun.elapsed() >= Duration::from_millis(900),
-        "it was not waited for"
-    );
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_millis(900), "{waited:?}");
     free(guard).await;
-    assert_nothing_left(&[&alive, &holder], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&alive, &holder], &lock, &server).await;
 }
 
 /// F11: the server does not answer while a waiter gives up; the waiter leaves the queue afterwards.
@@ -90,8 +75,7 @@ async fn waiter_leaves_queue_of_unreachable_server_later() {
 }
 
 async fn giving_up_reaches_it(way: &str) {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let settings = short_linger().response_timeout(SHORT);
     let lock = holder.fair_lock("a");
@@ -105,8 +89,7 @@ async fn giving_up_reaches_it(way: &str) {
     until_queued(&lock, 1).await;
     match way {
         "refused" => {
-            proxy.refuse(true);
-            proxy.cut();
+            cut_off(&proxy);
         }
         _ => proxy.stall(true),
     }
@@ -123,26 +106,21 @@ async fn giving_up_reaches_it(way: &str) {
         }
     }
     assert!(away.status().background > 0, "{way}");
-    assert_eq!(
-        lock.queue().await.unwrap().len(),
-        1,
-        "{way}: still in the queue, for now"
-    );
+    let queued = lock.queue().await.unwrap().len();
+    assert_eq!(queued, 1, "{way}: still in the queue, for now");
     proxy.refuse(false);
     proxy.stall(false);
     within_limit("settled", away.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty(), "{way}");
     free(guard).await;
-    assert_nothing_left(&[&holder, &away], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&holder, &away], &lock, &server).await;
 }
 
 /// Redisson's way to provoke it: the server accepts no writes for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_server_only_delays_leaving_the_queue() {
     let server = Server::start();
-    let settings = short_linger().response_timeout(SHORT);
-    let waiter = settings.connect(&server.url()).await.unwrap();
+    let waiter = connect(short_linger().response_timeout(SHORT), &server.url()).await;
     let holder = client(&server).await;
     let lock = holder.fair_lock("a");
     let held = lock.lock().lease(LONG).await.unwrap();
@@ -162,8 +140,7 @@ async fn paused_server_only_delays_leaving_the_queue() {
 /// Answers are lost on the network: a repeated step joins, acquires or leaves only once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_steps_count_once() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = client(&server).await;
     let shaky = short_linger().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
@@ -179,19 +156,17 @@ async fn repeated_steps_count_once() {
     proxy.cut();
     until_subscribed(&shaky, 1).await;
     assert_eq!(lock.queue().await.unwrap().len(), 2, "joined once");
-    let distances: Vec<f64> = distances(&server);
-    assert!((distances[0] - 300_000.0).abs() < 1000.0, "{distances:?}");
+    let timeouts = timeouts(&server);
+    let distance = timeouts[1].1 - timeouts[0].1;
+    assert!((distance - 300_000.0).abs() < 1000.0, "{timeouts:?}");
 
     // The waiter is woken and acquires; the answer is lost, and then once more.
     proxy.stall(true);
     free(held).await;
     proxy.stall(false);
     let guard = await_turn(joining).await;
-    assert_eq!(
-        lock.hold_count(guard.owner()).await.unwrap(),
-        0,
-        "another client's"
-    );
+    // It is an owner of the other client.
+    assert_eq!(lock.hold_count(guard.owner()).await.unwrap(), 0);
     assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
     assert_eq!(lock.queue().await.unwrap().len(), 1);
 
@@ -203,23 +178,19 @@ async fn repeated_steps_count_once() {
     joined("unlocked", unlocking).await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     free(next).await;
-    assert_nothing_left(&[&holder, &shaky], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&holder, &shaky], &lock, &server).await;
 }
 
-/// Returns the distances between the timeouts of the waiters, in milliseconds.
-fn distances(server: &Server) -> Vec<f64> {
+/// Returns the waiters with their timeouts, in milliseconds.
+fn timeouts(server: &Server) -> Vec<(String, f64)> {
     let [_, _, timeouts, _] = keys("a");
-    let scores: Vec<(String, f64)> =
-        server.command(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
-    scores.windows(2).map(|two| two[1].1 - two[0].1).collect()
+    server.command(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"])
 }
 
 /// F9: waiters that join, time out and leave repeatedly do not shift the timeouts of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_timeouts_do_not_drift() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(100));
     let mut held = lock.lock().lease(LONG).await.unwrap();
     let mut waiting = Vec::new();
@@ -230,8 +201,8 @@ async fn queue_timeouts_do_not_drift() {
     }
     for round in 0..40 {
         // Four waiters that give up at the same time, among waiters that stay.
-        let leave = (0..4).map(|_| lock.try_lock().wait(Duration::from_millis(2)).into_future());
-        for one in leave.map(tokio::spawn).collect::<Vec<_>>() {
+        let brief = Duration::from_millis(2);
+        for one in spawn_each(0..4, |_| lock.try_lock().wait(brief)) {
             // With such a short limit, there may be no answer yet.
             assert!(!matches!(one.await.unwrap(), Ok(Some(_))));
         }
@@ -241,8 +212,7 @@ async fn queue_timeouts_do_not_drift() {
             free(held).await;
             held = await_turn(waiting.remove(0)).await;
             // Behind some waiters that leave once it has its position.
-            let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
-            let leave: Vec<_> = leave.collect();
+            let leave = spawn_each(0..4, |_| lock.lock());
             until_queued(&lock, 6).await;
             let again = tokio::spawn(lock.lock().lease(LONG).into_future());
             waiting.push(again);
@@ -255,24 +225,18 @@ async fn queue_timeouts_do_not_drift() {
     }
     within_limit("settled", client.flush()).await;
     until_queued(&lock, 3).await;
-    let [_, _, timeouts, _] = keys("a");
-    let scores: Vec<(String, f64)> =
-        server.command(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
     let now: Vec<f64> = server.command(&["TIME"]);
-    for (position, (_, until)) in scores.iter().enumerate() {
+    for (position, (_, until)) in timeouts(&server).iter().enumerate() {
         let left = until / 1000.0 - now[0];
         let most = 60.0 + 100.0 * (position + 1) as f64;
-        assert!(
-            left <= most + 1.0 && left > most - 70.0,
-            "{position}: {left} s"
-        );
+        let is_near = left <= most + 1.0 && left > most - 70.0;
+        assert!(is_near, "{position}: {left} s");
     }
     free(held).await;
     for one in waiting {
         free(await_turn(one).await).await;
     }
-    assert_nothing_left(&[&client], &lock).await;
-    assert_eq!(keys_left(&server, "a"), 0);
+    assert_no_keys_left(&[&client], &lock, &server).await;
 }
 
 /// The server loses all data (FLUSHALL, a restart): waiters queue again and acquire the lock.
@@ -297,10 +261,8 @@ async fn waiters_queue_again_after_data_loss() {
         }
         drop(held);
         // The order is new, so each waiter unlocks in its own task.
-        let unlocking = waiting
-            .into_iter()
-            .map(|one| tokio::spawn(async move { free(await_turn(one).await).await }));
-        done_all("served", unlocking.collect::<Vec<_>>()).await;
+        let unlocking = spawn_each(waiting, async |one| free(await_turn(one).await).await);
+        done_all("served", unlocking).await;
         assert_nothing_left(&[&one, &two], &lock).await;
     }
 }
@@ -348,10 +310,8 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
             let _: i64 = server.command(&["PEXPIRE", &name, "600000"]);
         }
         let refused = lock.try_lock().wait(LONG).await.unwrap_err();
-        assert!(
-            matches!(refused, Error::WrongKind { .. }),
-            "{foreign}: {refused}"
-        );
+        let is_other_kind = matches!(refused, Error::WrongKind { .. });
+        assert!(is_other_kind, "{foreign}: {refused}");
         within_limit("settled", client.flush()).await;
         assert_eq!(server.command::<String>(&["GET", key]), "mine");
     }
@@ -372,8 +332,7 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_matches_redisson() {
     let server = Server::start();
-    let settings = Client::builder().client_id("rust");
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(Client::builder().client_id("rust"), &server.url()).await;
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(50));
     let [hash, queue, timeouts, ..] = keys("a");
     let held = lock.lock().lease(LONG).await.unwrap();
@@ -383,52 +342,24 @@ async fn queue_matches_redisson() {
     let _: i64 = server.command(&["ZADD", &timeouts, &until.to_string(), "java:7"]);
     let waiting = spawn_waiter(&lock, 1).await;
     let owner = queued_owners(&lock).await[1].to_string();
-    assert_eq!(
-        server.command::<Vec<String>>(&["LRANGE", &queue, "0", "-1"]),
-        ["java:7", &owner]
-    );
+    let queued: Vec<String> = server.command(&["LRANGE", &queue, "0", "-1"]);
+    assert_eq!(queued, ["java:7", &owner]);
+    // Its own wait time behind the last one.
     let score: f64 = server.command(&["ZSCORE", &timeouts, &owner]);
-    assert_eq!(
-        score as i64,
-        until + 50_000,
-        "its own wait time behind the last one"
-    );
+    assert_eq!(score as i64, until + 50_000);
     // A release notifies the head of the queue, on its own channel.
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let mut java = server.connection();
-    let (ready, is_ready) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let mut pubsub = java.as_pubsub();
-        pubsub
-            .subscribe("redisson_lock__channel:{a}:java:7")
-            .unwrap();
-        ready.send(()).unwrap();
-        let _ = sender.send(
-            pubsub
-                .get_message()
-                .unwrap()
-                .get_payload::<String>()
-                .unwrap(),
-        );
-    });
-    is_ready.recv().unwrap();
+    let messages = messages(&server, "redisson_lock__channel:{a}:java:7");
     free(held).await;
-    assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
-    assert_eq!(
-        server.command::<i64>(&["EXISTS", &hash]),
-        0,
-        "left to the head"
-    );
+    assert_eq!(messages.recv_timeout(LONG).unwrap(), "0");
+    let is_held: bool = server.command(&["EXISTS", &hash]);
+    assert!(!is_held, "left to the head");
     assert!(!waiting.is_finished());
     // Java takes its turn as its script does, and releases: the next waiter is notified.
     assert_eq!(server.command::<String>(&["LPOP", &queue]), "java:7");
     let _: i64 = server.command(&["ZREM", &timeouts, "java:7"]);
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
-    assert_eq!(
-        server.command::<i64>(&["PUBLISH", &channel, "0"]),
-        1,
-        "it is subscribed"
-    );
+    let receivers: i64 = server.command(&["PUBLISH", &channel, "0"]);
+    assert_eq!(receivers, 1, "it is subscribed");
     free(await_turn(waiting).await).await;
     assert_nothing_left(&[&client], &lock).await;
 }
@@ -437,8 +368,7 @@ async fn queue_matches_redisson() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_keys_have_the_prefix() {
     let server = Server::start();
-    let settings = short_linger().prefix("test::");
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(short_linger().prefix("test::"), &server.url()).await;
     let lock = client.fair_lock("a");
     let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, 0).await;
@@ -450,10 +380,10 @@ async fn queue_keys_have_the_prefix() {
     let owner = &queued_owners(&lock).await[0];
     let channel = format!("redisson_lock__channel:{{test::a}}:{owner}");
     until("it is subscribed", async || {
-        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
-        channels == [&*channel]
+        subscribers(&server, &channel) == 1
     })
     .await;
+    assert_eq!(channels(&server), 1);
     free(guard).await;
     free(await_turn(waiting).await).await;
     assert_nothing_left(&[&client], &lock).await;

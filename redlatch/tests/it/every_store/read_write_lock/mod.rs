@@ -4,10 +4,10 @@ mod blocking;
 mod in_virtual_time;
 mod on_a_server;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::AtomicI32;
 
-use redlatch::{ReadLock, ReadWriteLock, WriteLock};
+use redlatch::{ReadLock, ReadWriteLock};
 use tokio::sync::Barrier;
 
 use crate::common::prelude::*;
@@ -60,6 +60,17 @@ async fn until_waiting(client: &Client) {
     until("it waits", async || client.status().subscriptions > 0).await;
 }
 
+/// Waits until a preferred writer keeps new readers out.
+async fn until_refused(read: &ReadLock) {
+    until("it is remembered", async || {
+        let reader = read.try_lock().await.unwrap();
+        let is_refused = reader.is_none();
+        free_all(reader).await;
+        is_refused
+    })
+    .await;
+}
+
 async fn is_free(lock: &ReadWriteLock) -> bool {
     !lock.read().is_locked().await.unwrap() && !lock.write().is_locked().await.unwrap()
 }
@@ -81,13 +92,7 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     readers.sort_by(|a, b| a.owner.cmp(&b.owner));
     let mut owners = [&one, &two, &three].map(|guard| guard.owner_id());
     owners.sort();
-    assert_eq!(
-        readers
-            .iter()
-            .map(|holder| &holder.owner)
-            .collect::<Vec<_>>(),
-        owners.iter().collect::<Vec<_>>()
-    );
+    assert!(readers.iter().map(|holder| &holder.owner).eq(&owners));
     assert!(readers.iter().all(|holder| holder.holds == 1));
     let left = lease_left(&read).await;
     assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
@@ -107,10 +112,8 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     assert!(!read.is_held_by(writer.owner()).await.unwrap());
     // The owner is written in the usual form, although the hash field is different.
     assert_eq!(writer.owner_id(), client.owner_id(writer.owner()));
-    assert_eq!(
-        write.holder().await.unwrap().unwrap().owner,
-        writer.owner_id()
-    );
+    let holder = write.holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner, writer.owner_id());
     free(writer).await;
     assert!(is_free(&lock).await);
 }
@@ -147,12 +150,6 @@ async fn both_sides_are_reentrant(store: TestStore) {
     assert!(is_free(&lock).await);
 }
 
-/// A guard of an owner that holds both sides.
-enum SideGuard {
-    Reads(Guard<ReadLock>),
-    Writes(Guard<WriteLock>),
-}
-
 /// F15: every order in which two holds of each side can be released, and acquired after the first.
 async fn writer_can_also_read_and_release_in_any_order(store: TestStore) {
     let (client, lock) = lock_of(&store, "orders").await;
@@ -160,42 +157,34 @@ async fn writer_can_also_read_and_release_in_any_order(store: TestStore) {
     for taken in [[0, 1, 1], [1, 0, 1], [1, 1, 0]] {
         for order in permutations(4) {
             let me = Owner::new();
-            let first = lock.write().lock().owner(me).await.unwrap();
-            let mut guards = vec![Some(SideGuard::Writes(first))];
-            for side in taken {
-                guards.push(Some(match side {
-                    0 => SideGuard::Writes(lock.write().lock().owner(me).await.unwrap()),
-                    _ => SideGuard::Reads(lock.read().lock().owner(me).await.unwrap()),
-                }));
-            }
-            let (mut reads, mut writes) = (2, 2);
-            for n in order {
-                match guards[n].take().unwrap() {
-                    SideGuard::Reads(guard) => {
-                        assert!(guard.is_valid());
-                        free(guard).await;
-                        reads -= 1;
-                    }
-                    SideGuard::Writes(guard) => {
-                        assert!(guard.is_valid());
-                        free(guard).await;
-                        writes -= 1;
-                    }
+            let (mut read_guards, mut write_guards) = (BTreeMap::new(), BTreeMap::new());
+            for (n, side) in [0].into_iter().chain(taken).enumerate() {
+                if side == 0 {
+                    write_guards.insert(n, lock.write().lock().owner(me).await.unwrap());
+                } else {
+                    read_guards.insert(n, lock.read().lock().owner(me).await.unwrap());
                 }
+            }
+            for n in order {
+                if let Some(guard) = write_guards.remove(&n) {
+                    assert!(guard.is_valid());
+                    free(guard).await;
+                }
+                if let Some(guard) = read_guards.remove(&n) {
+                    assert!(guard.is_valid());
+                    free(guard).await;
+                }
+                let (reads, writes) = (read_guards.len() as u32, write_guards.len() as u32);
                 assert_eq!(lock.write().hold_count(me).await.unwrap(), writes);
                 assert_eq!(lock.read().hold_count(me).await.unwrap(), reads);
                 // Others may read exactly while there is no write hold, and write while there is no
                 // hold at all.
                 let reader = lock.read().try_lock().await.unwrap();
                 assert_eq!(reader.is_some(), writes == 0, "{taken:?}");
-                if let Some(reader) = reader {
-                    free(reader).await;
-                }
+                free_all(reader).await;
                 let writer = lock.write().try_lock().await.unwrap();
                 assert_eq!(writer.is_some(), writes + reads == 0, "{taken:?}");
-                if let Some(writer) = writer {
-                    free(writer).await;
-                }
+                free_all(writer).await;
             }
         }
     }
@@ -249,24 +238,22 @@ async fn request_of_writer_for_another_owner_waits_as_any_other(store: TestStore
 /// F17. Each admitted reader waits for all the others while holding the lock.
 async fn all_waiting_readers_are_admitted_together(store: TestStore) {
     const READERS: usize = 30;
-    let clients = [store.client().await, store.client().await];
+    let clients: [Client; 2] = store.clients().await;
     let name = unique("together");
     let holder = store.client().await;
     let writer = holder.read_write_lock(&name);
     let writer = writer.write().lock().lease(10 * LONG).await.unwrap();
     let (barrier, begun) = (Arc::new(Barrier::new(READERS)), Arc::new(AtomicU32::new(0)));
-    let readers: Vec<_> = (0..READERS)
-        .map(|n| {
-            let lock = clients[n % 2].read_write_lock(&name);
-            let (barrier, begun) = (barrier.clone(), begun.clone());
-            tokio::spawn(async move {
-                begun.fetch_add(1, Ordering::SeqCst);
-                let guard = held(&lock.read()).await;
-                barrier.wait().await;
-                free(guard).await;
-            })
-        })
-        .collect();
+    let readers = spawn_each(0..READERS, |n| {
+        let lock = clients[n % 2].read_write_lock(&name);
+        let (barrier, begun) = (barrier.clone(), begun.clone());
+        async move {
+            begun.fetch_add(1, Ordering::SeqCst);
+            let guard = held(&lock.read()).await;
+            barrier.wait().await;
+            free(guard).await;
+        }
+    });
     // A local writer in the queue does not split the readers: they are all admitted before it or
     // after it.
     let lock = clients[0].read_write_lock(&name);
@@ -292,10 +279,10 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
     let me = Owner::new();
     let mine = lock.read().lock().owner(me).await.unwrap();
     for others_read in [false, true] {
-        let other = match others_read {
-            true => Some(held(&lock.read()).await),
-            false => None,
-        };
+        let mut other = None;
+        if others_read {
+            other = Some(held(&lock.read()).await);
+        }
         let write = lock.write();
         refused(within_limit("answered", write.lock().owner(me)).await);
         refused(write.try_lock().owner(me).await);
@@ -307,8 +294,7 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
     assert!(mine.is_valid());
     assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
     free(mine).await;
-    let writer = lock.write().lock().owner(me).await.unwrap();
-    free(writer).await;
+    free(lock.write().lock().owner(me).await.unwrap()).await;
     client.flush().await;
     assert!(is_free(&lock).await);
 }
@@ -318,13 +304,11 @@ async fn reader_that_requests_write_side_behind_others_fails_immediately(store: 
     for lock in [lock.clone(), lock.prefer_writers()] {
         let me = Owner::new();
         let mine = lock.read().lock().owner(me).await.unwrap();
-        let waiting = tokio::spawn(lock.write().lock().into_future());
-        until_waiting(&client).await;
+        let waiting = waiter_of(&client, lock.write().lock()).await;
         // In the queue, it would wait for a waiter that waits for it.
         refused(within_limit("answered", lock.write().lock().owner(me)).await);
         free(mine).await;
-        let writer = joined("served", waiting).await;
-        free(writer).await;
+        free(joined("served", waiting).await).await;
     }
 }
 
@@ -332,16 +316,14 @@ async fn writer_that_requests_read_side_does_not_wait_behind_others(store: TestS
     let (client, lock) = lock_of(&store, "read-line").await;
     let writer = held(&lock.write()).await;
     let read = tokio::spawn(lock.read().lock().into_future());
-    let write = tokio::spawn(lock.write().lock().into_future());
-    until_waiting(&client).await;
+    let write = waiter_of(&client, lock.write().lock()).await;
     let reader = done("at once", writer.reenter_read()).await;
     let again = done("at once", writer.reenter()).await;
     free_all([writer, again]).await;
     let read = joined("reads with it", read).await;
     free(reader).await;
     free(read).await;
-    let write = joined("writes in the end", write).await;
-    free(write).await;
+    free(joined("writes in the end", write).await).await;
 }
 
 async fn downgrading_admits_no_writer_in_between(store: TestStore) {
@@ -349,8 +331,7 @@ async fn downgrading_admits_no_writer_in_between(store: TestStore) {
     let other = store.client().await;
     let writer = held(&lock.write()).await;
     let theirs = other.read_write_lock(lock.name());
-    let next = tokio::spawn(theirs.write().lock().into_future());
-    until_waiting(&other).await;
+    let next = waiter_of(&other, theirs.write().lock()).await;
     let owner = writer.owner();
     let reader = writer.downgrade().await.unwrap();
     assert_eq!(reader.owner(), owner);
@@ -358,23 +339,19 @@ async fn downgrading_admits_no_writer_in_between(store: TestStore) {
     assert!(!lock.write().is_locked().await.unwrap());
     assert!(!next.is_finished());
     // Others can read at the same time.
-    let with = lock.read().try_lock().await.unwrap().unwrap();
-    free(with).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
     assert!(!next.is_finished());
     free(reader).await;
-    let next = joined("woken", next).await;
-    free(next).await;
+    free(joined("woken", next).await).await;
     assert_eq!(client.status().holds, 0);
 }
 
 async fn downgrading_admits_waiting_readers(store: TestStore) {
     let (client, lock) = lock_of(&store, "downgrade-wakes").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     let reader = writer.downgrade().await.unwrap();
-    let other = joined("woken", waiting).await;
-    free(other).await;
+    free(joined("woken", waiting).await).await;
     free(reader).await;
 }
 
@@ -386,8 +363,7 @@ async fn downgrading_one_of_two_holds_keeps_others_out(store: TestStore) {
     assert_eq!(outer.hold_count(), 1);
     assert!(lock.read().try_lock().await.unwrap().is_none());
     free(outer).await;
-    let other = lock.read().try_lock().await.unwrap().unwrap();
-    free(other).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
     free(reader).await;
     assert!(is_free(&lock).await);
 }
@@ -405,8 +381,7 @@ async fn downgrading_keeps_a_fixed_lease_fixed(store: TestStore) {
     })
     .await;
     within_limit("it is not renewed", reader.lost()).await;
-    let next = within_limit("free", lock.write().lock()).await;
-    free(next.unwrap()).await;
+    free(done("free", lock.write().lock()).await).await;
 }
 
 async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
@@ -414,10 +389,8 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
     let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = held(&lock.write()).await;
-    let lost = within_limit("answered", writer.downgrade())
-        .await
-        .unwrap_err();
-    assert_lost(&lost, Loss::NotHeld);
+    let lost = within_limit("answered", writer.downgrade()).await;
+    assert_lost(lost, Loss::NotHeld);
     client.flush().await;
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
     free(theirs).await;
@@ -425,15 +398,13 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
     // Even if no other owner has acquired it since.
     let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
-    let lost = writer.downgrade().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(writer.downgrade().await, Err(Error::Lost { .. }));
     client.flush().await;
     assert!(is_free(&lock).await);
 
     let writer = retry_if_late(|| lock.write().lock().lease(Duration::from_millis(50))).await;
     within_limit("ended", writer.lost()).await;
-    let lost = writer.downgrade().await.unwrap_err();
-    assert_matches!(lost, Error::Lost { .. });
+    assert_matches!(writer.downgrade().await, Err(Error::Lost { .. }));
     client.flush().await;
     assert!(is_free(&lock).await);
 }
@@ -455,8 +426,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     within_limit("ended", writer.lost()).await;
     assert_reported(within_limit("answered", writer.reenter_read()).await);
     // An owner that already reads continues as any reader does.
-    let again = within_limit("entered", reader.reenter()).await;
-    free(again.unwrap()).await;
+    free(done("entered", reader.reenter()).await).await;
     free(reader).await;
     assert_reported(within_limit("answered", late).await);
     drop(writer);
@@ -466,12 +436,10 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let writer = retry_if_late(brief).await;
     within_limit("ended", writer.lost()).await;
     let theirs = held(&lock.write()).await;
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     assert_reported(within_limit("answered", writer.reenter_read()).await);
     free(theirs).await;
-    let waiting = joined("free", waiting).await;
-    free(waiting).await;
+    free(joined("free", waiting).await).await;
 
     // Only the store knows of the loss.
     let writer = held(&lock.write()).await;
@@ -490,18 +458,15 @@ async fn releasing_the_write_side_first_admits_waiting_readers(store: TestStore)
     let (client, lock) = lock_of(&store, "write-first").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
     let reader = writer.reenter_read().lease(10 * LONG).await.unwrap();
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     free(writer).await;
-    let other = joined("woken", waiting).await;
-    free(other).await;
+    free(joined("woken", waiting).await).await;
     free(reader).await;
 }
 
 /// F12: one reader dies, another lives and is renewed; the dead one is gone after its own lease.
 async fn dead_reader_expires_despite_live_readers(store: TestStore) {
-    let settings = Client::builder().watchdog_lease(WATCHDOG);
-    let client = store.client_with(settings).await;
+    let client = store.client_with(renewing()).await;
     let lock = client.read_write_lock(&unique("dead"));
     let alive = held(&lock.read()).await;
     // Meanwhile the other reader is renewed; wait for one more renewal.
@@ -509,26 +474,20 @@ async fn dead_reader_expires_despite_live_readers(store: TestStore) {
     std::mem::forget(dead.unwrap());
     let other = store.client().await;
     let theirs = other.read_write_lock(lock.name());
-    let writer = tokio::spawn(theirs.write().lock().into_future());
-    until_waiting(&other).await;
+    let writer = waiter_of(&other, theirs.write().lock()).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 2);
-    until("the dead one is gone", async || {
-        lock.read().holders().await.unwrap().len() == 1
-    })
-    .await;
+    let alone = async || lock.read().holders().await.unwrap().len() == 1;
+    until("the dead one is gone", alone).await;
     assert!(alive.is_valid());
     assert!(!writer.is_finished());
     free(alive).await;
-    let writer = joined("no holder is left", writer).await;
-    free(writer).await;
+    free(joined("no holder is left", writer).await).await;
     assert!(is_free(&lock).await);
 }
 
 /// F13: each of many concurrent holds, including re-entered ones, is extended.
 async fn every_read_hold_is_renewed(store: TestStore) {
-    let client = store
-        .client_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = store.client_with(renewing()).await;
     let lock = client.read_write_lock(&unique("renewed"));
     let mut guards = Vec::new();
     for n in 0..40 {
@@ -540,9 +499,7 @@ async fn every_read_hold_is_renewed(store: TestStore) {
     }
     let ends = || async {
         let holders = lock.read().holders().await.unwrap().into_iter();
-        holders
-            .map(|holder| (holder.owner, holder.remaining))
-            .collect::<HashMap<_, _>>()
+        HashMap::<_, _>::from_iter(holders.map(|holder| (holder.owner, holder.remaining)))
     };
     let mut before = ends().await;
     assert_eq!(before.len(), 40);
@@ -555,34 +512,30 @@ async fn every_read_hold_is_renewed(store: TestStore) {
         assert!(guards.iter().all(Guard::is_valid));
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    for guard in guards {
-        assert!(guard.is_valid());
-        free(guard).await;
-    }
+    assert!(guards.iter().all(Guard::is_valid));
+    free_all(guards).await;
     assert!(is_free(&lock).await);
     assert_eq!(client.status().holds, 0);
 }
 
 /// F16, for both sides.
 async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
-    let half = Some(Expiry::In(LONG / 2));
     let (_client, lock) = lock_of(&store, "shorter").await;
     let short = LONG / 4;
 
     let outer = lock.read().lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
-    assert!(lock.read().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.read()).await > LONG / 2);
     free(inner).await;
-    assert!(lock.read().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.read()).await > LONG / 2);
     free(outer).await;
     assert!(is_free(&lock).await);
 
     // The longer one is released first: the end stays, because the guards rely on it.
     let outer = lock.read().lock().lease(short).await.unwrap();
-    let inner = outer.reenter().lease(LONG).await.unwrap();
-    free(inner).await;
+    free(outer.reenter().lease(LONG).await.unwrap()).await;
     assert!(outer.valid_for() > LONG / 2);
-    assert!(lock.read().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.read()).await > LONG / 2);
     free(outer).await;
     assert!(is_free(&lock).await);
 
@@ -590,12 +543,12 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     let inner = outer.reenter().lease(short).await.unwrap();
     let reader = outer.reenter_read().lease(short).await.unwrap();
     for _ in 0..2 {
-        assert!(lock.write().remaining_lease().await.unwrap() > half);
+        assert!(lease_left(&lock.write()).await > LONG / 2);
     }
     free(reader).await;
-    assert!(lock.write().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.write()).await > LONG / 2);
     free(inner).await;
-    assert!(lock.write().remaining_lease().await.unwrap() > half);
+    assert!(lease_left(&lock.write()).await > LONG / 2);
     assert!(outer.is_valid());
     free(outer).await;
     assert!(is_free(&lock).await);
@@ -639,15 +592,12 @@ async fn non_reentrant_side_refuses_its_owner(store: TestStore) {
     let refused = write.try_lock().owner(me).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
     // The sides are two locks: holding one side does not refuse the other.
-    let reader = read.lock().owner(me).await.unwrap();
-    free(reader).await;
+    free(read.lock().owner(me).await.unwrap()).await;
     free(writer).await;
 }
 
 async fn each_side_is_force_unlocked_separately(store: TestStore) {
-    let client = store
-        .client_with(Client::builder().watchdog_lease(WATCHDOG))
-        .await;
+    let client = store.client_with(renewing()).await;
     let lock = client.read_write_lock(&unique("force"));
     assert!(!lock.read().force_unlock().await.unwrap());
     assert!(!lock.write().force_unlock().await.unwrap());
@@ -657,14 +607,12 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     let inner = outer.reenter().await.unwrap();
     assert!(!lock.write().force_unlock().await.unwrap());
     assert!(lock.read().is_locked().await.unwrap());
-    let waiting = tokio::spawn(lock.write().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.write().lock()).await;
     assert!(lock.read().force_unlock().await.unwrap());
     let writer = joined("woken", waiting).await;
     for guard in [reader, outer, inner] {
         within_limit("the loss is reported at the next renewal", guard.lost()).await;
-        let lost = guard.unlock().await.unwrap_err();
-        assert_lost(&lost, Loss::NotHeld);
+        assert_lost(guard.unlock().await, Loss::NotHeld);
     }
 
     assert!(!lock.read().force_unlock().await.unwrap());
@@ -676,8 +624,7 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     within_limit("the loss is reported", reader.lost()).await;
     drop(reader);
     let reader = writer.reenter_read().await.unwrap();
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_waiting(&client).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let next = joined("woken", waiting).await;
     within_limit("the loss is reported", writer.lost()).await;
@@ -699,7 +646,7 @@ async fn guard_reports_expired_lease(store: TestStore) {
     let next = done("free", lock.read().lock()).await;
     assert!(!writer.is_valid());
     for lost in [reader.unlock().await, writer.unlock().await] {
-        assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
+        assert_lost(lost, Loss::LeaseEnded);
     }
     client.flush().await;
     // The late releases did not affect the next holders.
@@ -713,23 +660,16 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
     let me = Owner::new();
     // Another reader keeps the hash alive, so the dead reader's field stays in it.
     let other = held(&lock.read()).await;
-    let brief = || {
-        lock.read()
-            .lock()
-            .owner(me)
-            .lease(Duration::from_millis(150))
-    };
+    let lease = Duration::from_millis(150);
+    let brief = || lock.read().lock().owner(me).lease(lease);
     let (one, two) = (retry_if_late(brief).await, retry_if_late(brief).await);
     within_limit("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
     assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
     // The client counts the lease from before the request was sent, so it ends in the store last.
-    until("ended in the store", async || {
-        lock.read().hold_count(me).await.unwrap() == 0
-    })
-    .await;
+    let ended = async || lock.read().hold_count(me).await.unwrap() == 0;
+    until("ended in the store", ended).await;
     // The expired hold no longer makes its owner a reader.
-    let theirs = lock.write().try_lock().owner(me).await.unwrap();
-    assert!(theirs.is_none());
+    assert!(lock.write().try_lock().owner(me).await.unwrap().is_none());
     let anew = lock.read().lock().owner(me).await.unwrap();
     assert_eq!(anew.hold_count(), 1);
     assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
@@ -742,7 +682,7 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
 }
 
 async fn preferred_writer_is_admitted_despite_stream_of_readers(store: TestStore) {
-    let (readers, writers) = (store.client().await, store.client().await);
+    let [readers, writers] = store.clients().await;
     let name = unique("stream");
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
@@ -760,11 +700,9 @@ async fn preferred_writer_is_admitted_despite_stream_of_readers(store: TestStore
     free(reader).await;
     let writer = joined("it is its turn", writer).await;
     // And the next reader is served eventually.
-    let waiting = tokio::spawn(read.read().lock().into_future());
-    until_waiting(&readers).await;
+    let waiting = waiter_of(&readers, read.read().lock()).await;
     free(writer).await;
-    let reader = joined("after the writer", waiting).await;
-    free(reader).await;
+    free(joined("after the writer", waiting).await).await;
 }
 
 async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
@@ -772,16 +710,7 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     let lock = plain.clone().prefer_writers();
     let reader = held(&lock.read()).await;
     let writer = tokio::spawn(lock.write().lock().into_future());
-    until("it is remembered", async || {
-        match lock.read().try_lock().await.unwrap() {
-            Some(guard) => {
-                free(guard).await;
-                false
-            }
-            None => true,
-        }
-    })
-    .await;
+    until_refused(&lock.read()).await;
     // A current reader can re-enter; a handle without the preference ignores it.
     let again = reader.reenter().await.unwrap();
     let other = plain.read().try_lock().await.unwrap().unwrap();
@@ -793,45 +722,33 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     // A writer may read, regardless of other waiting writers.
     let elsewhere = store.client().await;
     let next = elsewhere.read_write_lock(lock.name()).prefer_writers();
-    let next = tokio::spawn(next.write().lock().into_future());
-    until_waiting(&elsewhere).await;
+    let next = waiter_of(&elsewhere, next.write().lock()).await;
     let reader = writer.downgrade().await.unwrap();
     assert!(lock.read().try_lock().await.unwrap().is_none());
     free(reader).await;
-    let next = joined("its turn", next).await;
-    free(next).await;
+    free(joined("its turn", next).await).await;
     client.flush().await;
     // No writer waits any more.
-    let reader = lock.read().try_lock().await.unwrap().unwrap();
-    free(reader).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
 }
 
 async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
-    let (readers, writers) = (store.client().await, store.client().await);
+    let [readers, writers] = store.clients().await;
     let name = unique("gives-up");
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
     for dropped in [false, true] {
         let reader = held(&read.read()).await;
-        let mut writer = Box::pin(
-            write
-                .write()
-                .try_lock()
-                .wait(match dropped {
-                    true => LONG,
-                    false => Duration::from_millis(100),
-                })
-                .into_future(),
-        );
+        let wait = match dropped {
+            true => LONG,
+            false => Duration::from_millis(100),
+        };
+        let mut writer = write.write().try_lock().wait(wait).into_future();
+        let reads = read.read();
         let remembered = tokio::select! {
             biased;
             _ = &mut writer => false,
-            () = until("it is remembered", async || {
-                let more = read.read().try_lock().await.unwrap();
-                let none = more.is_none();
-                drop(more);
-                none
-            }) => true,
+            () = until_refused(&reads) => true,
         };
         if !remembered {
             // On a slow machine its wait limit was over first, so this round shows nothing.
@@ -839,13 +756,11 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
             continue;
         }
         let waiting = tokio::spawn(read.read().lock().into_future());
-        if !dropped {
-            assert!(writer.await.unwrap().is_none());
-        } else {
-            drop(writer);
+        match dropped {
+            true => drop(writer),
+            false => assert!(writer.await.unwrap().is_none()),
         }
-        let more = joined("admitted", waiting).await;
-        free(more).await;
+        free(joined("admitted", waiting).await).await;
         free(reader).await;
         writers.flush().await;
         readers.flush().await;
@@ -859,53 +774,50 @@ async fn try_lock_of_preferred_writer_blocks_no_reader(store: TestStore) {
     let lock = lock.prefer_writers();
     let reader = held(&lock.read()).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    let more = lock.read().try_lock().await.unwrap().unwrap();
-    free(more).await;
+    free(lock.read().try_lock().await.unwrap().unwrap()).await;
     free(reader).await;
 }
 
 async fn readers_and_writers_exclude_each_other(store: TestStore) {
-    let clients = [store.client().await, store.client().await];
+    let clients: [Client; 2] = store.clients().await;
     let name = unique("crowd");
     // Readers increment the counter, a writer needs it for itself.
     let inside = Arc::new(AtomicI32::new(0));
     let together = Arc::new(AtomicI32::new(0));
-    let crowd: Vec<_> = (0..16)
-        .map(|n| {
-            let mut lock = clients[n % 2].read_write_lock(&name);
-            if n % 4 == 0 {
-                lock = lock.prefer_writers();
-            }
-            let (inside, together) = (inside.clone(), together.clone());
-            tokio::spawn(async move {
-                for turn in 0..20 {
-                    if (n + turn) % 4 == 0 {
-                        let guard = held(&lock.write()).await;
-                        let before = inside.swap(-1000, Ordering::SeqCst);
-                        assert_eq!(before, 0, "not alone");
-                        tokio::task::yield_now().await;
-                        inside.store(0, Ordering::SeqCst);
-                        if turn % 2 == 0 {
-                            let guard = guard.downgrade().await.unwrap();
-                            assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
-                            inside.fetch_sub(1, Ordering::SeqCst);
-                            free(guard).await;
-                        } else {
-                            free(guard).await;
-                        }
-                    } else {
-                        let guard = held(&lock.read()).await;
-                        let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                        assert!(readers > 0, "a writer is inside");
-                        together.fetch_max(readers, Ordering::SeqCst);
-                        tokio::task::yield_now().await;
+    let crowd = spawn_each(0..16, |n| {
+        let mut lock = clients[n % 2].read_write_lock(&name);
+        if n % 4 == 0 {
+            lock = lock.prefer_writers();
+        }
+        let (inside, together) = (inside.clone(), together.clone());
+        async move {
+            for turn in 0..20 {
+                if (n + turn) % 4 == 0 {
+                    let guard = held(&lock.write()).await;
+                    let before = inside.swap(-1000, Ordering::SeqCst);
+                    assert_eq!(before, 0, "not alone");
+                    tokio::task::yield_now().await;
+                    inside.store(0, Ordering::SeqCst);
+                    if turn % 2 == 0 {
+                        let guard = guard.downgrade().await.unwrap();
+                        assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
                         inside.fetch_sub(1, Ordering::SeqCst);
                         free(guard).await;
+                    } else {
+                        free(guard).await;
                     }
+                } else {
+                    let guard = held(&lock.read()).await;
+                    let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(readers > 0, "a writer is inside");
+                    together.fetch_max(readers, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    free(guard).await;
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("every turn is taken", crowd).await;
     assert!(is_free(&clients[0].read_write_lock(&name)).await);
     for client in &clients {
@@ -934,7 +846,7 @@ async fn invalid_names_and_leases_are_rejected(store: TestStore) {
     for lease in [
         Duration::ZERO,
         Duration::from_micros(999),
-        redlatch::MAX_LEASE + Duration::from_millis(1),
+        MAX_LEASE + Duration::from_millis(1),
         Duration::MAX,
     ] {
         let read = lock.read().lock().lease(lease).await.err();
@@ -943,15 +855,10 @@ async fn invalid_names_and_leases_are_rejected(store: TestStore) {
             assert!(matches!(error, Some(Error::InvalidLease { .. })));
         }
     }
-    let longest = lock.write().lock().lease(redlatch::MAX_LEASE).await;
-    let longest = longest.unwrap();
-    let reader = longest
-        .reenter_read()
-        .lease(redlatch::MAX_LEASE)
-        .await
-        .unwrap();
+    let longest = lock.write().lock().lease(MAX_LEASE).await.unwrap();
+    let reader = longest.reenter_read().lease(MAX_LEASE).await.unwrap();
     free(longest).await;
-    assert!(reader.valid_for() > redlatch::MAX_LEASE - LONG);
+    assert!(reader.valid_for() > MAX_LEASE - LONG);
     free(reader).await;
     assert!(is_free(&lock).await);
 }
@@ -1012,30 +919,25 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
     let assert_nothing_left = async || {
         within_limit("settled", client.flush()).await;
         assert!(is_free(&lock).await, "a key was left");
-        let status = client.status();
-        assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+        assert_idle(&client);
     };
     for lock in [lock.clone(), lock.clone().prefer_writers()] {
         let theirs = other.read_write_lock(lock.name());
         // A free side.
-        drop_after_each_poll(async |polls| {
-            let guard = poll_up_to(polls, lock.read().lock()).await;
-            let through = guard.is_some();
-            drop(guard);
-            assert_nothing_left().await;
-            through
-        })
+        drop_result_after_each_poll(
+            async |polls| poll_up_to(polls, lock.read().lock()).await,
+            async || assert_nothing_left().await,
+        )
         .await;
         // A side that is released meanwhile, in both directions.
-        drop_after_each_poll(async |polls| {
-            let held = theirs.write().lock().await.unwrap();
-            let waiter = poll_up_to(polls, lock.read().lock());
-            let guard = beside_release(waiter, held.unlock()).await;
-            let through = guard.is_some();
-            drop(guard);
-            assert_nothing_left().await;
-            through
-        })
+        drop_result_after_each_poll(
+            async |polls| {
+                let held = theirs.write().lock().await.unwrap();
+                let waiter = poll_up_to(polls, lock.read().lock());
+                beside_release(waiter, held.unlock()).await
+            },
+            async || assert_nothing_left().await,
+        )
         .await;
         drop_after_each_poll(async |polls| {
             let held = theirs.read().lock().await.unwrap();
@@ -1050,14 +952,13 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
             through
         })
         .await;
-        drop_after_each_poll(async |polls| {
-            let writer = lock.write().lock().await.unwrap();
-            let reader = poll_up_to(polls, writer.downgrade()).await;
-            let through = reader.is_some();
-            drop(reader);
-            assert_nothing_left().await;
-            through
-        })
+        drop_result_after_each_poll(
+            async |polls| {
+                let writer = lock.write().lock().await.unwrap();
+                poll_up_to(polls, writer.downgrade()).await
+            },
+            async || assert_nothing_left().await,
+        )
         .await;
         drop_after_each_poll(async |polls| {
             let writer = lock.write().lock().await.unwrap();
@@ -1089,44 +990,35 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
 
 /// F14 among others.
 async fn no_state_remains_after_release(store: TestStore) {
-    let linger = Duration::from_millis(10);
-    let client = store
-        .client_with(Client::builder().subscription_linger(linger))
-        .await;
+    let client = store.client_with(short_linger()).await;
     let lock = client.read_write_lock(&unique("account")).prefer_writers();
-    let tasks: Vec<_> = (0..24)
-        .map(|n| {
-            let lock = lock.clone();
-            tokio::spawn(async move {
-                match n % 4 {
-                    0 => {
-                        let guard = held(&lock.read()).await;
-                        let inner = guard.reenter().await.unwrap();
-                        drop(guard);
-                        free(inner).await;
-                    }
-                    1 => {
-                        let guard = held(&lock.write()).await;
-                        let reader = guard.reenter_read().await.unwrap();
-                        free(guard).await;
-                        drop(reader);
-                    }
-                    2 => drop(held(&lock.write()).await.downgrade().await),
-                    _ => {
-                        let wait = Duration::from_millis(n);
-                        // Such a short limit may pass without an answer.
-                        drop(lock.write().try_lock().wait(wait).await);
-                    }
+    let tasks = spawn_each(0..24, |n| {
+        let lock = lock.clone();
+        async move {
+            match n % 4 {
+                0 => {
+                    let guard = held(&lock.read()).await;
+                    let inner = guard.reenter().await.unwrap();
+                    drop(guard);
+                    free(inner).await;
                 }
-            })
-        })
-        .collect();
+                1 => {
+                    let guard = held(&lock.write()).await;
+                    let reader = guard.reenter_read().await.unwrap();
+                    free(guard).await;
+                    drop(reader);
+                }
+                2 => drop(held(&lock.write()).await.downgrade().await),
+                _ => {
+                    let wait = Duration::from_millis(n);
+                    // Such a short limit may pass without an answer.
+                    drop(lock.write().try_lock().wait(wait).await);
+                }
+            }
+        }
+    });
     done_all("done", tasks).await;
     client.flush().await;
-    until("all is empty", async || {
-        let status = client.status();
-        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-    })
-    .await;
+    until_idle(&client).await;
     assert!(is_free(&lock).await);
 }

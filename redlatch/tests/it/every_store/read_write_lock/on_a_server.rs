@@ -9,9 +9,15 @@ fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
     server.command(&["HGETALL", key])
 }
 
-fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String> {
+#[track_caller]
+fn assert_fields<const N: usize>(server: &Server, fields: [(&str, &str); N]) {
     let owned = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
-    owned.into_iter().collect()
+    assert_eq!(hash(server, "a"), BTreeMap::from(owned));
+}
+
+fn sorted<const N: usize>(mut keys: [&str; N]) -> [&str; N] {
+    keys.sort();
+    keys
 }
 
 fn keys(server: &Server) -> Vec<String> {
@@ -24,8 +30,7 @@ fn keys(server: &Server) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_matches_redisson() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
     let me = Owner::new();
     let owner = String::from(client.owner_id(me));
@@ -33,55 +38,35 @@ async fn data_matches_redisson() {
 
     let outer = lock.read().lock().owner(me).lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(2 * LONG).await.unwrap();
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "read"), (&owner, "2")])
-    );
-    let mut expected = vec!["a".to_owned(), timeout(1), timeout(2)];
-    expected.sort();
-    assert_eq!(keys(&server), expected);
+    assert_fields(&server, [("mode", "read"), (&owner, "2")]);
+    assert_eq!(keys(&server), sorted(["a", &timeout(1), &timeout(2)]));
     assert_eq!(server.command::<String>(&["GET", &timeout(2)]), "1");
     let minute = i64::try_from(LONG.as_millis()).unwrap();
     assert!(pttl(&server, &timeout(1)) <= minute);
     assert!(pttl(&server, &timeout(2)) > minute);
     assert!(pttl(&server, "a") > minute);
     free(inner).await;
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "read"), (&owner, "1")])
-    );
+    assert_fields(&server, [("mode", "read"), (&owner, "1")]);
     free(outer).await;
     assert_eq!(keys(&server), [""; 0]);
 
     let writer = lock.write().lock().owner(me).await.unwrap();
     let write = format!("{owner}:write");
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "write"), (&write, "1")])
-    );
+    assert_fields(&server, [("mode", "write"), (&write, "1")]);
     let again = writer.reenter().await.unwrap();
     let reader = writer.reenter_read().await.unwrap();
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "write"), (&write, "2"), (&owner, "1")])
-    );
+    let both = [("mode", "write"), (&*write, "2"), (&owner, "1")];
+    assert_fields(&server, both);
     free(again).await;
     free(writer).await;
-    assert_eq!(
-        hash(&server, "a"),
-        fields([("mode", "read"), (&owner, "1")])
-    );
+    assert_fields(&server, [("mode", "read"), (&owner, "1")]);
     free(reader).await;
     assert_eq!(keys(&server), [""; 0]);
 
     let tagged = client.read_write_lock("{b}:c");
     let reader = tagged.read().lock().owner(me).await.unwrap();
-    let mut expected = vec![
-        "{b}:c".to_owned(),
-        format!("{{b}}:c:{owner}:rwlock_timeout:1"),
-    ];
-    expected.sort();
-    assert_eq!(keys(&server), expected);
+    let timeout = format!("{{b}}:c:{owner}:rwlock_timeout:1");
+    assert_eq!(keys(&server), sorted(["{b}:c", &timeout]));
     // A forced unlock leaves nothing either.
     assert!(tagged.read().force_unlock().await.unwrap());
     assert_eq!(keys(&server), [""; 0]);
@@ -92,14 +77,10 @@ async fn data_matches_redisson() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_match_redisson() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
-    let mut connection = server.connection();
-    let mut pubsub = connection.as_pubsub();
-    pubsub.subscribe("redisson_rwlock:{a}").unwrap();
-    pubsub.set_read_timeout(Some(LONG)).unwrap();
-    let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
+    let messages = messages(&server, "redisson_rwlock:{a}");
+    let next_message = || messages.recv_timeout(LONG).unwrap();
 
     let (one, two) = (lock.read().lock().await, lock.read().lock().await);
     free(one.unwrap()).await;
@@ -125,8 +106,7 @@ async fn messages_match_redisson() {
     client.flush().await;
     assert_eq!([next_message(), next_message()], ["1", "0"]);
     // None of these messages was published twice.
-    let last = held(&lock.read()).await;
-    free(last).await;
+    free(held(&lock.read()).await).await;
     assert_eq!(next_message(), "0");
     assert_eq!(keys(&server), [""; 0]);
 }
@@ -135,8 +115,7 @@ async fn messages_match_redisson() {
 /// client wake redlatch's waiters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_from_redisson_are_respected() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
     let () = server.command(&["HSET", "a", "mode", "read", "redisson:5", "2"]);
     for n in ["1", "2"] {
@@ -145,31 +124,22 @@ async fn holders_from_redisson_are_respected() {
     }
     let () = server.command(&["PEXPIRE", "a", "600000"]);
     let holder = lock.read().holder().await.unwrap().unwrap();
-    assert_eq!(
-        (holder.owner.as_str(), holder.holds),
-        ("redisson:5", 2),
-        "{holder:?}"
-    );
-    let reader = held(&lock.read()).await;
-    free(reader).await;
+    assert_eq!((holder.owner.as_str(), holder.holds), ("redisson:5", 2));
+    free(held(&lock.read()).await).await;
     assert!(pttl(&server, "a") > 500_000);
-    let waiting = tokio::spawn(lock.write().lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiting = waiter_of(&client, lock.write().lock()).await;
     let () = server.command(&["DEL", "a"]);
     let () = server.command(&["PUBLISH", "redisson_rwlock:{a}", "0"]);
-    let writer = joined("woken", waiting).await;
-    free(writer).await;
+    free(joined("woken", waiting).await).await;
 
     let () = server.command(&["HSET", "a", "mode", "write", "redisson:5:write", "1"]);
     let () = server.command(&["PEXPIRE", "a", "600000"]);
     let holder = lock.write().holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, "redisson:5");
-    let waiting = tokio::spawn(lock.read().lock().into_future());
-    until_subscribed(&client, 1).await;
+    let waiting = waiter_of(&client, lock.read().lock()).await;
     let () = server.command(&["DEL", "a"]);
     let () = server.command(&["PUBLISH", "redisson_rwlock:{a}", "1"]);
-    let reader = joined("woken", waiting).await;
-    free(reader).await;
+    free(joined("woken", waiting).await).await;
 }
 
 /// F12: a reader whose process was killed remains in Redis. Another reader stays longer; when it
@@ -177,10 +147,7 @@ async fn holders_from_redisson_are_respected() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_reader_expires_with_its_own_lease() {
     let server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .response_timeout(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing().response_timeout(LONG), &server.url()).await;
     let lock = client.read_write_lock("a");
     let alive = held(&lock.read()).await;
     let killed = "{a}:killed:1:rwlock_timeout:1";
@@ -194,8 +161,7 @@ async fn killed_reader_expires_with_its_own_lease() {
     assert!(hash(&server, "a").contains_key("killed:1"));
     assert!(!writer.is_finished());
     free(alive).await;
-    let writer = joined("no holder is left", writer).await;
-    free(writer).await;
+    free(joined("no holder is left", writer).await).await;
     assert_eq!(keys(&server), [""; 0]);
 }
 
@@ -203,10 +169,7 @@ async fn killed_reader_expires_with_its_own_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_extends_only_own_holds() {
     let server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .response_timeout(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing().response_timeout(LONG), &server.url()).await;
     let lock = client.read_write_lock("a");
     let fixed = lock.read().lock().lease(10 * LONG).await.unwrap();
     let of_fixed = format!("{{a}}:{}:rwlock_timeout:1", fixed.owner_id());
@@ -232,8 +195,7 @@ async fn renewal_extends_only_own_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_last_release_nothing_is_renewed() {
     let server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
+    let settings = renewing()
         .response_timeout(LONG)
         // It is written in the background.
         .registry(false);
@@ -262,16 +224,12 @@ async fn after_the_last_release_nothing_is_renewed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_read_hold_after_restart_is_renewed() {
     let mut server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
-        .response_timeout(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(renewing().response_timeout(LONG), &server.url()).await;
     let lock = client.read_write_lock("a");
     let forgotten = held(&lock.read()).await;
     server.restart();
     within_limit("the loss is reported", forgotten.lost()).await;
-    let error = forgotten.unlock().await.unwrap_err();
-    assert_matches!(error, Error::Lost { .. });
+    assert_matches!(forgotten.unlock().await, Err(Error::Lost { .. }));
     for _ in 0..2 {
         let guard = held(&lock.read()).await;
         let timeout = format!("{{a}}:{}:rwlock_timeout:1", guard.owner_id());
@@ -286,9 +244,7 @@ async fn new_read_hold_after_restart_is_renewed() {
 /// A step whose answer is lost is repeated; repeating it has no further effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answers_count_once() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let lock = client.read_write_lock("a");
     // The scripts are loaded before any answer is discarded.
     let warm = held(&lock.write()).await.downgrade().await;
@@ -321,16 +277,14 @@ async fn lost_answers_count_once() {
 /// A server loses its scripts, and another closes its connections, while readers and writers wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_scripts_and_connections_are_restored() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let holder = Client::connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a").prefer_writers();
     let theirs = holder.read_write_lock("a");
     for round in 0..6 {
         let guard = held(&theirs.write()).await;
         let read = tokio::spawn(lock.read().lock().into_future());
-        let write = tokio::spawn(lock.write().lock().into_future());
-        until_subscribed(&client, 1).await;
+        let write = waiter_of(&client, lock.write().lock()).await;
         let () = server.command(&["SCRIPT", "FLUSH"]);
         if round % 2 == 0 {
             server.cut_all();
@@ -350,8 +304,7 @@ async fn lost_scripts_and_connections_are_restored() {
 /// that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mark_of_killed_waiting_writer_expires() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a").prefer_writers();
     let now: (u64, u64) = server.command(&["TIME"]);
     let until = (now.0 * 1000 + now.1 / 1000 + 400).to_string();
@@ -401,30 +354,24 @@ async fn foreign_keys_stay_unchanged() {
             ]);
         }
         for error in errors {
-            assert!(
-                matches!(error, Some(Error::WrongKind { .. })),
-                "{name}: {error:?}"
-            );
+            let is_refused = matches!(error, Some(Error::WrongKind { .. }));
+            assert!(is_refused, "{name}: {error:?}");
         }
         client.flush().await;
-        assert_eq!(
-            server.command::<Vec<u8>>(&["DUMP", name]),
-            before,
-            "{name} was changed"
-        );
+        let after: Vec<u8> = server.command(&["DUMP", name]);
+        assert_eq!(after, before, "{name} was changed");
     }
     // Foreign data in the key of waiting writers.
     let name = foreign("writers");
     let writers = format!("redlatch_rwlock_writers:{{{name}}}");
     let () = server.command(&["SET", &writers, "precious"]);
     let lock = client.read_write_lock(&name).prefer_writers();
-    let error = lock.read().lock().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(lock.read().lock().await, Err(Error::WrongKind { .. }));
     client.flush().await;
     assert_eq!(server.command::<String>(&["GET", &writers]), "precious");
     // A lock whose key changes its type while it is held is lost.
     let lock = client.read_write_lock(&foreign("turned"));
-    let reader: Guard<_> = held(&lock.read()).await;
+    let reader = held(&lock.read()).await;
     let () = server.command(&["SET", lock.name(), "precious"]);
     assert!(reader.unlock().await.is_err());
     let () = server.command(&["DEL", lock.name()]);
@@ -438,8 +385,7 @@ async fn foreign_keys_stay_unchanged() {
 /// Another program removed the lock's expiry: the remaining readers still exclude writers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_a_lock_without_expiry_exclude_writers() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
     let one = lock.read().lock().lease(LONG).await.unwrap();
     let two = lock.read().lock().lease(LONG).await.unwrap();
@@ -470,8 +416,7 @@ async fn readers_of_a_lock_without_expiry_exclude_writers() {
 /// A dead reader is removed from the lock as soon as any other reader leaves it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_readers_are_removed() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
     let reads = held(&lock.read()).await;
     for n in 0..20 {
@@ -482,15 +427,9 @@ async fn dead_readers_are_removed() {
     let () = server.command(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
     free(held(&lock.read()).await).await;
     let owner = reads.owner_id();
-    assert_eq!(
-        hash(&server, "a"),
-        fields([
-            ("mode", "read"),
-            (owner.as_str(), "1"),
-            ("alive:1", "1"),
-            ("note", "precious")
-        ])
-    );
+    let kept = [("alive:1", "1"), ("note", "precious")];
+    let [mode, own] = [("mode", "read"), (owner.as_str(), "1")];
+    assert_fields(&server, [mode, own, kept[0], kept[1]]);
     free(reads).await;
 }
 
@@ -499,10 +438,8 @@ async fn dead_readers_are_removed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn foreign_hold_count_does_not_block_the_server() {
     let server = Server::start();
-    let settings = Client::builder()
-        .watchdog_lease(3 * SHORT)
-        .response_timeout(LONG);
-    let client = settings.connect(&server.url()).await.unwrap();
+    let settings = Client::builder().watchdog_lease(3 * SHORT);
+    let client = connect(settings.response_timeout(LONG), &server.url()).await;
     let lock = client.read_write_lock("a");
     let reads = held(&lock.read()).await;
     let many = "4000000000";
@@ -522,8 +459,7 @@ async fn foreign_hold_count_does_not_block_the_server() {
 /// Beyond the maximum number of holds with their own keys, the last key stands for all others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_beyond_the_key_limit_are_kept() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
     let me = Owner::new();
     let outer = lock.read().lock().owner(me).lease(LONG).await.unwrap();
@@ -534,14 +470,16 @@ async fn holds_beyond_the_key_limit_are_kept() {
     let step = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
         redis.call('DEL', KEYS[2])
         redis.call('SET', KEYS[3], 1, 'PX', 60000)";
+    let (first, last) = (format!("{own}:1"), format!("{own}:10000"));
+    let owner = outer.owner_id();
     let () = server.command(&[
         "EVAL",
         step,
         "3",
         "a",
-        &format!("{own}:1"),
-        &format!("{own}:10000"),
-        outer.owner_id().as_str(),
+        &first,
+        &last,
+        owner.as_str(),
         &count,
     ]);
     assert_eq!(lock.read().hold_count(me).await.unwrap(), often);
@@ -554,19 +492,15 @@ async fn holds_beyond_the_key_limit_are_kept() {
 /// one keeps the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_hold_can_be_released_while_another_lives() {
-    let server = Server::start();
-    let client = client(&server).await;
+    let (server, client) = server_and_client().await;
     let lock = client.read_write_lock("a");
     let outer = lock.read().lock().lease(LONG).await.unwrap();
     let short = Duration::from_millis(50);
     let middle = outer.reenter().lease(short).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
     let own = format!("{{a}}:{}:rwlock_timeout", outer.owner_id());
-    until("both have ended", async || {
-        let ended = |n: u32| pttl(&server, &format!("{own}:{n}")) == -2;
-        ended(2) && ended(3)
-    })
-    .await;
+    let ended = |n: u32| pttl(&server, &format!("{own}:{n}")) == -2;
+    until("both have ended", async || ended(2) && ended(3)).await;
     free(inner).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
     free(middle).await;

@@ -15,11 +15,32 @@ async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     semaphore
 }
 
-/// Asserts that the client has no holds and no background work.
-#[track_caller]
-fn assert_idle(client: &Client) {
-    let status = client.status();
-    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+/// The same for a test on a store, whose waiters must be woken by messages.
+async fn set_on(store: &TestStore, what: &str, permits: u32) -> (Client, Semaphore) {
+    let client = store.client_without_retries().await;
+    let semaphore = set(&client, what, permits).await;
+    (client, semaphore)
+}
+
+/// Acquires permits and releases them.
+async fn pass(semaphore: &Semaphore, permits: u32) {
+    let permits = semaphore.acquire_many(permits).await.unwrap();
+    permits.release().await.unwrap();
+}
+
+/// Runs each request once. Returns their errors.
+async fn errors_of_each_request(semaphore: &Semaphore) -> [Option<Error>; 9] {
+    [
+        semaphore.try_set_permits(1).await.err(),
+        semaphore.acquire().await.err(),
+        semaphore.try_acquire().wait(LONG).await.err(),
+        semaphore.release(1).await.err(),
+        semaphore.release_if_exists(1).await.err(),
+        semaphore.add_permits(-1).await.err(),
+        semaphore.drain().await.err(),
+        semaphore.available().await.err(),
+        semaphore.delete().await.err(),
+    ]
 }
 
 on_every_store! {
@@ -68,8 +89,7 @@ async fn permits_are_set_once(store: TestStore) {
 }
 
 async fn permits_are_counted(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "counted", 10).await;
+    let (client, semaphore) = set_on(&store, "counted", 10).await;
     let one = semaphore.acquire().await.unwrap();
     assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
     assert_eq!(semaphore.available().await.unwrap(), 9);
@@ -111,8 +131,7 @@ async fn permits_released_without_being_set_can_be_acquired(store: TestStore) {
 }
 
 async fn permits_can_be_reduced_below_zero(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "reduced", 10).await;
+    let (_client, semaphore) = set_on(&store, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
     semaphore.add_permits(-5).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), -5);
@@ -124,8 +143,7 @@ async fn permits_can_be_reduced_below_zero(store: TestStore) {
 }
 
 async fn reduced_semaphore_fills_up_first(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "fills-up", 1).await;
+    let (_client, semaphore) = set_on(&store, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
     semaphore.add_permits(-1).await.unwrap();
     held.release().await.unwrap();
@@ -162,22 +180,10 @@ async fn release_requires_an_existing_semaphore(store: TestStore) {
 async fn time_to_live_ends_and_survives_changes(store: TestStore) {
     let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("ttl"));
-    let lives = SHORT;
     let begun = std::time::Instant::now();
-    assert!(
-        semaphore
-            .try_set_permits(3)
-            .time_to_live(lives)
-            .await
-            .unwrap()
-    );
-    semaphore
-        .acquire_many(2)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let set = semaphore.try_set_permits(3).time_to_live(SHORT);
+    assert!(set.await.unwrap());
+    pass(&semaphore, 2).await;
     semaphore.add_permits(1).await.unwrap();
     semaphore.drain().await.unwrap();
     semaphore.release(2).await.unwrap();
@@ -185,23 +191,16 @@ async fn time_to_live_ends_and_survives_changes(store: TestStore) {
         semaphore.available().await.unwrap() == 0
     })
     .await;
-    assert!(begun.elapsed() >= lives);
+    assert!(begun.elapsed() >= SHORT);
     assert!(semaphore.try_set_permits(1).await.unwrap());
 }
 
 async fn guards_release_exactly_once_in_every_way(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "guards", 7).await;
+    let (client, semaphore) = set_on(&store, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
-    semaphore
-        .acquire_many(4)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    pass(&semaphore, 4).await;
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
     semaphore.acquire_many(4).await.unwrap().forget();
@@ -211,12 +210,9 @@ async fn guards_release_exactly_once_in_every_way(store: TestStore) {
 }
 
 async fn released_guard_does_not_recreate_a_semaphore(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "gone", 5).await;
-    let (one, two) = (
-        semaphore.acquire().await.unwrap(),
-        semaphore.acquire().await.unwrap(),
-    );
+    let (client, semaphore) = set_on(&store, "gone", 5).await;
+    let one = semaphore.acquire().await.unwrap();
+    let two = semaphore.acquire().await.unwrap();
     assert!(semaphore.delete().await.unwrap());
     one.release().await.unwrap();
     drop(two);
@@ -239,13 +235,7 @@ async fn permits_do_not_go_to_the_next_semaphore(store: TestStore) {
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
     // Its own permits do.
-    semaphore
-        .acquire_many(2)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    pass(&semaphore, 2).await;
     drop(semaphore.acquire_many(3).await.unwrap());
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3);
@@ -265,8 +255,7 @@ async fn adding_zero_permits_creates_nothing(store: TestStore) {
     semaphore.release(0).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 3);
     let nameless = client.semaphore("");
-    let error = nameless.release(0).await.unwrap_err();
-    assert_matches!(error, Error::InvalidName { .. });
+    assert_matches!(nameless.release(0).await, Err(Error::InvalidName { .. }));
 }
 
 async fn wait_limits_are_kept(store: TestStore) {
@@ -276,16 +265,13 @@ async fn wait_limits_are_kept(store: TestStore) {
     let brief = Duration::from_millis(30);
     assert!(semaphore.try_acquire().wait(brief).await.unwrap().is_none());
     let waiting = other.semaphore(semaphore.name());
-    let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
-    until_subscribed(&other, 1).await;
+    let waiting = waiter_of(&other, waiting.try_acquire().wait(LONG)).await;
     held.release().await.unwrap();
     let permits = joined("woken", waiting).await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     permits.release().await.unwrap();
-    until("no queue is left", async || {
-        client.status().subscriptions + other.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(&client, 0).await;
+    until_subscribed(&other, 0).await;
     assert_idle(&client);
 }
 
@@ -295,8 +281,7 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) 
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
-    let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
-    until_subscribed(&other, 1).await;
+    let waiting = waiter_of(&other, waiting.acquire_many(4)).await;
     semaphore.release(1).await.unwrap();
     // Three are free: not enough yet, however many messages arrive.
     assert_eq!(semaphore.available().await.unwrap(), 3);
@@ -322,8 +307,7 @@ async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
             }
         };
         let waiting = other.semaphore(semaphore.name());
-        let waiting = tokio::spawn(waiting.acquire_many(2).into_future());
-        until_subscribed(&other, 1).await;
+        let waiting = waiter_of(&other, waiting.acquire_many(2)).await;
         match (way, held) {
             (0, _) => assert!(semaphore.try_set_permits(2).await.unwrap()),
             (1, Some(held)) => held.release().await.unwrap(),
@@ -350,12 +334,10 @@ async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
 }
 
 async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "big", 2).await;
+    let (client, semaphore) = set_on(&store, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
-    let big = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until_subscribed(&client, 1).await;
+    let big = waiter_of(&client, semaphore.acquire_many(2)).await;
     let small = tokio::spawn(semaphore.acquire().into_future());
     one.release().await.unwrap();
     // One permit is free, and a waiter that overtakes would have had every chance to.
@@ -373,8 +355,7 @@ async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
 /// Failure catalogue F23, in one process.
 async fn first_come_first_served(store: TestStore) {
     const WAITERS: usize = 50;
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "order", 1).await;
+    let (client, semaphore) = set_on(&store, "order", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut waiting = Vec::new();
@@ -404,9 +385,7 @@ async fn one_message_serves_as_many_waiters_as_possible(store: TestStore) {
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
     let same = other.semaphore(semaphore.name());
-    let waiting: Vec<_> = (0..5)
-        .map(|_| tokio::spawn(same.acquire().into_future()))
-        .collect();
+    let waiting = spawn_each(0..5, |_| same.acquire());
     until_subscribed(&other, 1).await;
     held.release().await.unwrap();
     let mut served = Vec::new();
@@ -422,34 +401,29 @@ async fn one_message_serves_as_many_waiters_as_possible(store: TestStore) {
 async fn acquired_permits_never_exceed_the_total(store: TestStore) {
     const TOTAL: i64 = 5;
     let name = unique("total");
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        clients.push(store.client_without_retries().await);
-    }
+    let clients: [Client; 3] = store.clients_without_retries().await;
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
     let (taken, most, rounds) = <(Arc<AtomicI64>, Arc<AtomicI64>, Arc<AtomicUsize>)>::default();
-    let crowd: Vec<_> = (0..50usize)
-        .map(|n| {
-            let semaphore = clients[n % 3].semaphore(&name);
-            let (taken, most, rounds) = (taken.clone(), most.clone(), rounds.clone());
-            tokio::spawn(async move {
-                for round in 0..10usize {
-                    let wanted = ((n + round) % 3 + 1) as u32;
-                    let permits = semaphore.acquire_many(wanted).await.unwrap();
-                    let now = taken.fetch_add(wanted.into(), SeqCst) + i64::from(wanted);
-                    most.fetch_max(now, SeqCst);
-                    tokio::task::yield_now().await;
-                    taken.fetch_sub(wanted.into(), SeqCst);
-                    rounds.fetch_add(1, SeqCst);
-                    match round % 2 {
-                        0 => permits.release().await.unwrap(),
-                        _ => drop(permits),
-                    }
+    let crowd = spawn_each(0..50usize, |n| {
+        let semaphore = clients[n % 3].semaphore(&name);
+        let (taken, most, rounds) = (taken.clone(), most.clone(), rounds.clone());
+        async move {
+            for round in 0..10usize {
+                let wanted = ((n + round) % 3 + 1) as u32;
+                let permits = semaphore.acquire_many(wanted).await.unwrap();
+                let now = taken.fetch_add(wanted.into(), SeqCst) + i64::from(wanted);
+                most.fetch_max(now, SeqCst);
+                tokio::task::yield_now().await;
+                taken.fetch_sub(wanted.into(), SeqCst);
+                rounds.fetch_add(1, SeqCst);
+                match round % 2 {
+                    0 => permits.release().await.unwrap(),
+                    _ => drop(permits),
                 }
-            })
-        })
-        .collect();
+            }
+        }
+    });
     done_all("served", crowd).await;
     for client in &clients {
         within_limit("settled", client.flush()).await;
@@ -464,10 +438,7 @@ async fn acquired_permits_never_exceed_the_total(store: TestStore) {
 /// Failure catalogue F23: waiters for hundreds of names, in two clients.
 async fn waiters_for_hundreds_of_names_are_all_served(store: TestStore) {
     const NAMES: usize = 300;
-    let clients = [
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    ];
+    let clients: [Client; 2] = store.clients_without_retries().await;
     let prefix = unique("hundreds");
     let mut waiting = Vec::new();
     let mut held = Vec::new();
@@ -537,25 +508,14 @@ async fn invalid_names_are_rejected(store: TestStore) {
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
         assert_eq!(semaphore.name(), name);
-        for error in [
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().await.err(),
-            semaphore.release(1).await.err(),
-            semaphore.release_if_exists(1).await.err(),
-            semaphore.add_permits(1).await.err(),
-            semaphore.drain().await.err(),
-            semaphore.available().await.err(),
-            semaphore.delete().await.err(),
-        ] {
+        for error in errors_of_each_request(&semaphore).await {
             assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
         }
     }
 }
 
 async fn dropped_everywhere(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "dropped", 3).await;
+    let (client, semaphore) = set_on(&store, "dropped", 3).await;
     crate::common::drop_after_each_poll(async |polls| {
         let permits = poll_up_to(polls, semaphore.acquire_many(2)).await;
         let through = permits.is_some();
@@ -589,8 +549,7 @@ async fn dropped_while_permits_come(store: TestStore) {
 }
 
 async fn dropped_release_completes(store: TestStore) {
-    let client = store.client_without_retries().await;
-    let semaphore = set(&client, "dropped-release", 2).await;
+    let (client, semaphore) = set_on(&store, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();
         let mut release = Box::pin(permits.release());
@@ -616,21 +575,6 @@ async fn dropped_release_completes(store: TestStore) {
         if released.is_some() {
             break;
         }
-    }
-}
-
-#[test]
-fn call_without_runtime_fails() {
-    let semaphore = Client::embedded().semaphore("no-runtime");
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    let mut acquiring = semaphore.acquire().into_future();
-    match acquiring.as_mut().poll(&mut cx) {
-        Poll::Ready(Err(Error::NoRuntime)) => {}
-        other => panic!("{other:?}"),
-    }
-    match pin!(semaphore.release(1)).poll(&mut cx) {
-        Poll::Ready(Err(Error::NoRuntime)) => {}
-        other => panic!("{other:?}"),
     }
 }
 
@@ -678,14 +622,8 @@ mod blocking {
             assert!(semaphore.try_acquire().block().unwrap().is_none());
             assert!(semaphore.try_acquire_many(2).block().unwrap().is_none());
             let brief = Duration::from_millis(10);
-            assert!(
-                semaphore
-                    .try_acquire()
-                    .wait(brief)
-                    .block()
-                    .unwrap()
-                    .is_none()
-            );
+            let limited = semaphore.try_acquire().wait(brief).block();
+            assert!(limited.unwrap().is_none());
             // Another thread may release permits that this one acquired.
             std::thread::scope(|scope| {
                 scope.spawn(move || drop(both));
@@ -698,13 +636,8 @@ mod blocking {
             semaphore.add_permits(-1).unwrap();
             assert_eq!(semaphore.drain().unwrap(), 1);
             assert!(semaphore.delete().unwrap());
-            assert!(
-                semaphore
-                    .try_set_permits(1)
-                    .time_to_live(LONG)
-                    .block()
-                    .unwrap()
-            );
+            let set = semaphore.try_set_permits(1).time_to_live(LONG);
+            assert!(set.block().unwrap());
             client.flush().unwrap();
         }
     }

@@ -2,50 +2,29 @@
 
 use super::*;
 
+fn channel(semaphore: &Semaphore) -> String {
+    format!("redisson_sc:{{{}}}", semaphore.name())
+}
+
 /// The layout of Redisson: key, channel, payloads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.semaphore(&unique("layout"));
-    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    let messages = Arc::new(Mutex::new(Vec::<String>::new()));
-    let mut connection = server.connection();
-    let (ready, is_ready) = tokio::sync::oneshot::channel();
-    let (received, of) = (messages.clone(), channel.clone());
-    std::thread::spawn(move || {
-        let mut pubsub = connection.as_pubsub();
-        pubsub.subscribe(&of).unwrap();
-        ready.send(()).unwrap();
-        while let Ok(message) = pubsub.get_message() {
-            received
-                .lock()
-                .unwrap()
-                .push(message.get_payload().unwrap());
-        }
-    });
-    is_ready.await.unwrap();
+    let messages = messages(server, &channel(&semaphore));
     let value = || server.command::<String>(&["GET", semaphore.name()]);
     semaphore.try_set_permits(3).await.unwrap();
     assert_eq!(value(), "3");
-    semaphore
-        .acquire_many(2)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    pass(&semaphore, 2).await;
     semaphore.add_permits(4).await.unwrap();
     semaphore.add_permits(-2).await.unwrap();
     semaphore.drain().await.unwrap();
     assert_eq!(value(), "0");
     semaphore.release(2).await.unwrap();
     assert_eq!(value(), "2");
-    until("all messages have arrived", async || {
-        messages.lock().unwrap().len() >= 4
-    })
-    .await;
-    assert_eq!(*messages.lock().unwrap(), ["3", "3", "7", "2"]);
+    let received = [(); 4].map(|()| messages.recv_timeout(LONG).unwrap());
+    assert_eq!(received, ["3", "3", "7", "2"]);
     assert_eq!(pttl(server, semaphore.name()), -1);
 }
 
@@ -75,17 +54,7 @@ async fn foreign_keys_stay_unchanged() {
     for name in &foreign {
         let before: Vec<u8> = server.command(&["DUMP", name]);
         let semaphore = client.semaphore(name);
-        for error in [
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().wait(LONG).await.err(),
-            semaphore.release(1).await.err(),
-            semaphore.release_if_exists(1).await.err(),
-            semaphore.add_permits(-1).await.err(),
-            semaphore.drain().await.err(),
-            semaphore.available().await.err(),
-            semaphore.delete().await.err(),
-        ] {
+        for error in errors_of_each_request(&semaphore).await {
             assert_matches!(error, Some(Error::WrongKind { .. }));
         }
         assert_eq!(server.command::<Vec<u8>>(&["DUMP", name]), before, "{name}");
@@ -93,47 +62,21 @@ async fn foreign_keys_stay_unchanged() {
     // The key changes its type while there are a waiter and a holder of permits.
     let semaphore = set(&client, "turned", 1).await;
     let held = semaphore.acquire().await.unwrap();
-    let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", async || client.status().subscriptions >= 1).await;
+    let waiting = waiter_of(&client, semaphore.acquire()).await;
     let () = server.command(&["SET", semaphore.name(), "precious"]);
-    let _: i64 = server.command(&[
-        "PUBLISH",
-        &format!("redisson_sc:{{{}}}", semaphore.name()),
-        "1",
-    ]);
+    let _: i64 = server.command(&["PUBLISH", &channel(&semaphore), "1"]);
     let error = done("answered", waiting).await.unwrap_err();
     assert_matches!(error, Error::WrongKind { .. });
-    let error = held.release().await.unwrap_err();
-    assert_matches!(error, Error::WrongKind { .. });
+    assert_matches!(held.release().await, Err(Error::WrongKind { .. }));
     within_limit("settled", client.flush()).await;
-    assert_eq!(
-        server.command::<String>(&["GET", semaphore.name()]),
-        "precious"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_loaded_again() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let semaphore = set(&client, "flushed", 3).await;
-    for _ in 0..10 {
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        let permits = semaphore.acquire_many(3).await.unwrap();
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        assert!(semaphore.try_acquire().await.unwrap().is_none());
-        let () = server.command(&["SCRIPT", "FLUSH"]);
-        permits.release().await.unwrap();
-        assert_eq!(semaphore.available().await.unwrap(), 3);
-    }
+    let kept: String = server.command(&["GET", semaphore.name()]);
+    assert_eq!(kept, "precious");
 }
 
 /// A request that was sent but not answered is reported, and never repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_outcome_is_reported_and_not_repeated() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let semaphore = set(&client, "unknown", 100).await;
     // Loads the scripts, so that the lost answer is that of the step itself.
     semaphore.acquire().await.unwrap().release().await.unwrap();
@@ -142,12 +85,11 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
     let mut expected = 100;
     for round in 0..5 {
         let taken = with_lost_answer(&proxy, semaphore.acquire_many(10).into_future());
-        let error = taken.await.unwrap_err();
-        assert_matches!(error, Error::OutcomeUnknown { .. });
+        assert_matches!(taken.await, Err(Error::OutcomeUnknown { .. }));
         expected -= 10;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
-        let error = with_lost_answer(&proxy, semaphore.release(3)).await;
-        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+        let released = with_lost_answer(&proxy, semaphore.release(3));
+        assert_matches!(released.await, Err(Error::OutcomeUnknown { .. }));
         expected += 3;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
         let permits = semaphore.acquire_many(5).await.unwrap();
@@ -184,22 +126,14 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
 /// A request that was never sent is retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closed_connection_is_reopened() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = client_at(&proxy.url()).await;
+    let (server, proxy, client) = proxied_client().await;
     let semaphore = set(&client, "anew", 2).await;
     for _ in 0..20 {
         proxy.cut();
         until("the cut is noticed", async || server.clients() == 0).await;
         // The next inspection reconnects; the request after it is sent on the new connection.
         semaphore.available().await.unwrap();
-        semaphore
-            .acquire_many(2)
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        pass(&semaphore, 2).await;
     }
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
@@ -209,10 +143,8 @@ async fn closed_connection_is_reopened() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_to_busy_server_is_retried() {
     let server = Server::start_with(&["--lua-time-limit", "1"]);
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let hasty = settings.connect(&server.url()).await.unwrap();
-    let settings = Client::builder().response_timeout(LONG);
-    let other = settings.connect(&server.url()).await.unwrap();
+    let hasty = connect(response_timeout(Duration::from_millis(300)), &server.url()).await;
+    let other = connect(long_timeout(), &server.url()).await;
     let same = set(&other, "busy", 2).await;
     let semaphore = hasty.semaphore(same.name());
     let mut connection = server.connection();
@@ -226,8 +158,7 @@ async fn request_to_busy_server_is_retried() {
         ping.is_err()
     })
     .await;
-    let error = semaphore.acquire_many(2).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(semaphore.acquire_many(2).await);
     // If a busy machine got no answer, nothing was executed either.
     let mut error = semaphore.release(5).await.unwrap_err();
     while matches!(error, Error::OutcomeUnknown { .. }) {
@@ -253,8 +184,7 @@ async fn request_to_busy_server_is_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_answer_is_undone() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let client = settings.connect(&server.url()).await.unwrap();
+    let client = connect(response_timeout(Duration::from_millis(200)), &server.url()).await;
     let other = crate::common::client(&server).await;
     let same = set(&other, "late", 2).await;
     let semaphore = client.semaphore(same.name());
@@ -273,21 +203,16 @@ async fn late_answer_is_undone() {
 /// requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn awaiting_late_answers_does_not_block_other_requests() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder().response_timeout(Duration::from_millis(500));
-    let client = settings.connect(&proxy.url()).await.unwrap();
+    let (server, proxy) = proxied_server();
+    let client = connect(response_timeout(Duration::from_millis(500)), &proxy.url()).await;
     let other = crate::common::client(&server).await;
     let same = set(&other, "heard-out", 1000).await;
     same.acquire().await.unwrap().release().await.unwrap();
     let semaphore = client.semaphore(same.name());
     proxy.stall(true);
-    let tries: Vec<_> = (0..512)
-        .map(|_| tokio::spawn(semaphore.try_acquire().into_future()))
-        .collect();
+    let tries = spawn_each(0..512, |_| semaphore.try_acquire());
     for tried in tries {
-        let error = tried.await.unwrap().unwrap_err();
-        assert_matches!(error, Error::ResponseTimeout { .. });
+        assert_matches!(tried.await.unwrap(), Err(Error::ResponseTimeout { .. }));
     }
     assert_eq!(client.status().background, 512);
     let lock = client.lock("heard-out-lock");
@@ -301,21 +226,13 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
 /// A guard that is dropped while the server is unreachable releases once the server is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_is_retried_until_the_server_is_back() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let client = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = client.semaphore(
-        set(&crate::common::client(&server).await, "away", 4)
-            .await
-            .name(),
-    );
-    let (one, two) = (
-        retry_if_late(|| semaphore.acquire()).await,
-        retry_if_late(|| semaphore.acquire_many(2)).await,
-    );
-    proxy.refuse(true);
-    proxy.cut();
+    let (server, proxy) = proxied_server();
+    let client = connect(response_timeout(Duration::from_millis(200)), &proxy.url()).await;
+    let same = set(&crate::common::client(&server).await, "away", 4).await;
+    let semaphore = client.semaphore(same.name());
+    let one = retry_if_late(|| semaphore.acquire()).await;
+    let two = retry_if_late(|| semaphore.acquire_many(2)).await;
+    cut_off(&proxy);
     until("the cut is noticed", async || {
         matches!(
             semaphore.release(1).await,
@@ -324,16 +241,12 @@ async fn release_is_retried_until_the_server_is_back() {
     })
     .await;
     drop(one);
-    let error = two.release().await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
-    let error = semaphore.acquire().await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert_transient(two.release().await);
+    assert_transient(semaphore.acquire().await);
     assert_eq!(client.status().background, 2);
     proxy.refuse(false);
     within_limit("settled", client.flush()).await;
-    let observer = Client::connect(&server.url()).await.unwrap();
-    let observer = observer.semaphore(semaphore.name());
-    assert_eq!(observer.available().await.unwrap(), 4);
+    assert_eq!(same.available().await.unwrap(), 4);
 }
 
 /// Failure catalogue F6: the permits are released after each await point of the waiter in turn; in
@@ -346,10 +259,9 @@ async fn permits_released_between_any_two_polls_wake_waiter() {
         // Uses a new channel each time, which is not subscribed to yet.
         let semaphore = set(&client, "heard", 2).await;
         let same = other.semaphore(semaphore.name());
-        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = same.acquire_many(2).await.unwrap();
         let mut waiter = semaphore.acquire_many(2).into_future();
-        poll_until_subscribed(polls, &mut waiter, &channel).await;
+        poll_until_subscribed(polls, &mut waiter, &channel(&semaphore)).await;
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(semaphore.available().await.unwrap(), 0);
         held.release().await.unwrap();
@@ -362,27 +274,20 @@ async fn permits_released_between_any_two_polls_wake_waiter() {
 /// across a reconnection).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_released_during_disconnect_are_noticed() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let (server, proxy) = proxied_server();
     let holder = Client::connect(&server.url()).await.unwrap();
-    let settings = Client::builder().watchdog_lease(10 * LONG);
-    let waiter = settings.connect(&proxy.url()).await.unwrap();
+    let waiter = connect(Client::builder().watchdog_lease(10 * LONG), &proxy.url()).await;
     for round in 0..10 {
         // With a name of its own, so that its subscription is that of this round's waiter.
         let semaphore = set(&holder, &format!("down-{round}"), 1).await;
         let same = waiter.semaphore(semaphore.name());
-        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+        let channel = channel(&semaphore);
         let held = semaphore.acquire().await.unwrap();
         let waiting = tokio::spawn(same.acquire().into_future());
-        until("it waits", async || {
-            let counts: (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
-            counts.1 == 1
-        })
-        .await;
+        until("it waits", async || subscribers(&server, &channel) == 1).await;
         // Earlier requests have been answered by the time that a later command is answered.
         same.available().await.unwrap();
-        proxy.refuse(true);
-        proxy.cut();
+        cut_off(&proxy);
         held.release().await.unwrap();
         proxy.refuse(false);
         joined("seen", waiting).await.release().await.unwrap();
@@ -393,30 +298,17 @@ async fn permits_released_during_disconnect_are_noticed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_channel_loses_no_permits() {
     let server = Server::start();
-    let () = server.command(&[
-        "ACL",
-        "SETUSER",
-        "restricted",
-        "on",
-        ">secret",
-        "~*",
-        "resetchannels",
-        "+@all",
-    ]);
-    let url = format!("redis://restricted:secret@127.0.0.1:{}", server.port());
-    let (client, other) = (
-        Client::connect(&url).await.unwrap(),
-        Client::connect(&server.url()).await.unwrap(),
-    );
+    let client = Client::connect(&user_without_channels(&server))
+        .await
+        .unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
     let semaphore = set(&other, "mute", 2).await;
     let same = client.semaphore(semaphore.name());
     let permits = same.acquire_many(2).await.unwrap();
-    let error = same.acquire().await.unwrap_err();
-    assert_matches!(error, Error::NotPermitted { .. });
+    assert_matches!(same.acquire().await, Err(Error::NotPermitted { .. }));
     // Publishing is refused as well, before anything is changed. The release is retried until it is
     // allowed.
-    let error = permits.release().await.unwrap_err();
-    assert_matches!(error, Error::NotPermitted { .. });
+    assert_matches!(permits.release().await, Err(Error::NotPermitted { .. }));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let () = server.command(&["ACL", "SETUSER", "restricted", "allchannels"]);
     within_limit("settled", client.flush()).await;
@@ -426,34 +318,19 @@ async fn refused_channel_loses_no_permits() {
 /// Only the first of many waiters sends requests; waiting costs one subscription.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_cost_one_subscription() {
-    let server = Server::start();
-    let (holder, crowd) = (
-        Client::connect(&server.url()).await.unwrap(),
-        Client::connect(&server.url()).await.unwrap(),
-    );
+    let (server, holder) = server_and_client().await;
+    let crowd = Client::connect(&server.url()).await.unwrap();
     let semaphore = set(&holder, "crowd", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let same = crowd.semaphore(semaphore.name());
-    let waiting: Vec<_> = (0..200)
-        .map(|_| {
-            let same = same.clone();
-            tokio::spawn(async move { same.acquire().await.unwrap().release().await.unwrap() })
-        })
-        .collect();
+    let waiting = spawn_each(0..200, |_| {
+        let same = same.clone();
+        async move { same.acquire().await.unwrap().release().await.unwrap() }
+    });
     until_subscribed(&crowd, 1).await;
-    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    until("subscribed, once", async || {
-        let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
-        assert!(subscribers <= 1);
-        subscribers == 1
-    })
-    .await;
+    let channel = channel(&semaphore);
+    until_subscribed_once(&server, &channel).await;
     held.release().await.unwrap();
     done_all("served", waiting).await;
-    until("no channel is left", async || {
-        server
-            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-            .is_empty()
-    })
-    .await;
+    until("no channel is left", async || channels(&server) == 0).await;
 }

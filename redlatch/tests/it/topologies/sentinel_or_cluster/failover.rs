@@ -1,20 +1,17 @@
 //! What must hold when a master fails (docs/robustness.md).
 
-use super::{Deployment, LASTING, answered, long_timeout, retry_transient, until_renewed};
+use super::{Deployment, LASTING, answered, retry_transient, until_renewed};
 use crate::common::prelude::*;
 
 /// F3, F6, F28: a master is killed just after a lock was granted. The next master has the lock and
 /// renews it, waiters are woken, and tokens grow.
 pub async fn a_killed_master(deployment: &mut Deployment) {
-    let settings = || long_timeout().watchdog_lease(LASTING);
-    let (holder, other) = (
-        deployment.client(settings()).await,
-        deployment.client(settings()).await,
-    );
+    let settings = long_timeout().watchdog_lease(LASTING);
+    let holder = deployment.client(settings.clone()).await;
+    let other = deployment.client(settings).await;
     let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
     let lent = retry_transient(|| holder.lock("{a}:lent").lock().lease(10 * LONG)).await;
-    let waiting = tokio::spawn(other.lock("{a}:lent").lock().into_future());
-    until_subscribed(&other, 1).await;
+    let waiting = waiter_of(&other, other.lock("{a}:lent").lock()).await;
     let old = deployment.master("{a}");
     let first = retry_transient(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
     deployment.kill(old);
@@ -44,22 +41,16 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     let third = retry_transient(|| holder.fenced_lock("{a}:fenced").lock()).await;
     assert!(third.token() > written, "an update would be lost");
     free(third).await;
-    for client in [holder, other] {
-        until("nothing is left", async || {
-            let status = client.status();
-            (status.holds, status.subscriptions, status.background) == (0, 0, 0)
-        })
-        .await;
-    }
+    until_idle(&holder).await;
+    until_idle(&other).await;
 }
 
 /// F2: the next master does not have the lock, because the client did not wait for replicas. The
 /// holder learns it at the next renewal at the latest.
 pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     // A third of the lease is enough for a failover, so that the renewal discovers the loss.
-    let settings = long_timeout()
-        .watchdog_lease(LASTING)
-        .replica_sync(ReplicaSync::Off);
+    let settings = long_timeout().replica_sync(ReplicaSync::Off);
+    let settings = settings.watchdog_lease(LASTING);
     let client = deployment.client(settings).await;
     let old = deployment.master("{b}");
     let replicas = deployment.replicas(old);
@@ -67,37 +58,28 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
         deployment.server(replica).freeze();
     }
     // Otherwise they would find the commands in their connections' buffers when they resume.
-    let _: i64 = deployment
-        .server(old)
-        .command(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let kill = ["CLIENT", "KILL", "TYPE", "replica"];
+    let _: i64 = deployment.server(old).command(&kill);
     let guard = held(&client.lock("{b}:lost")).await;
     deployment.kill(old);
     for &replica in &replicas {
         deployment.server(replica).thaw();
     }
     let new = deployment.await_new_master("{b}", old);
-    assert!(
-        !deployment
-            .server(new)
-            .command::<bool>(&["EXISTS", "{b}:lost"])
-    );
+    let there: bool = deployment.server(new).command(&["EXISTS", "{b}:lost"]);
+    assert!(!there);
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
 }
 
 /// F3, F4, F5, F6: a master hangs, and another one takes its place; then the old one resumes and
 /// receives all that had been sent to it. No client relies on it.
 pub async fn a_frozen_master(deployment: &Deployment) {
-    let holder = deployment
-        .client(long_timeout().watchdog_lease(LASTING))
-        .await;
-    let waiter = deployment
-        .client(long_timeout().watchdog_lease(LASTING))
-        .await;
-    let hasty = Client::builder()
-        .watchdog_lease(LASTING)
-        .response_timeout(Duration::from_millis(300));
+    let settings = long_timeout().watchdog_lease(LASTING);
+    let holder = deployment.client(settings.clone()).await;
+    let waiter = deployment.client(settings.clone()).await;
+    let hasty = settings.response_timeout(Duration::from_millis(300));
     let hasty = deployment.client(hasty).await;
     // All connections are opened before.
     for client in [&holder, &waiter, &hasty] {
@@ -106,13 +88,12 @@ pub async fn a_frozen_master(deployment: &Deployment) {
     }
     let held = retry_transient(|| holder.lock("{c}:held").lock()).await;
     let lent = retry_transient(|| holder.lock("{c}:lent").lock().lease(10 * LONG)).await;
-    let waiting = tokio::spawn(waiter.lock("{c}:lent").lock().into_future());
-    until_subscribed(&waiter, 1).await;
+    let waiting = waiter_of(&waiter, waiter.lock("{c}:lent").lock()).await;
 
     let old = deployment.master("{c}");
     deployment.server(old).freeze();
     let unanswered = hasty.lock("{c}:unanswered").lock().lease(10 * LONG).await;
-    assert!(unanswered.unwrap_err().is_transient());
+    assert_transient(unanswered);
     let dropped = holder.lock("{c}:dropped").lock().lease(10 * LONG);
     let dropped = tokio::time::timeout(Duration::from_millis(100), dropped.into_future());
     assert!(dropped.await.is_err());

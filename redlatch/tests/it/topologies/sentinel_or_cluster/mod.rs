@@ -148,11 +148,6 @@ impl Deployment {
     }
 }
 
-/// Settings that survive a failover.
-pub fn long_timeout() -> ClientBuilder {
-    Client::builder().response_timeout(LONG)
-}
-
 /// Runs a command on a server. Retries while a cluster node considers the cluster down, because it
 /// has not heard from the others for a while.
 pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {

@@ -1,15 +1,13 @@
 //! What must hold while no master is replaced.
 
-use super::{Deployment, long_timeout, retry_transient};
+use super::{Deployment, retry_transient};
 use crate::common::prelude::*;
 
 /// F2: a master hangs, and no replica takes its place. The holder learns of the loss before the
 /// server can have expired the lock.
 pub async fn a_master_that_hangs(deployment: &Deployment) {
     let watchdog = Duration::from_secs(2);
-    let settings = Client::builder()
-        .watchdog_lease(watchdog)
-        .response_timeout(watchdog);
+    let settings = response_timeout(watchdog).watchdog_lease(watchdog);
     let client = deployment.client(settings).await;
     let name = unique("{d}:hangs");
     let server = deployment.server(deployment.master("{d}"));
@@ -23,7 +21,7 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
         server.thaw();
     };
     within_limit("the loss is reported", guard.lost()).await;
-    assert_lost(&guard.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    assert_lost(guard.unlock().await, Loss::LeaseEnded);
     server.thaw();
     until("nothing is left", async || {
         within_limit("settled", client.flush()).await;
@@ -76,22 +74,18 @@ pub async fn dropped_anywhere(deployment: &Deployment) {
         assert_eq!(pttl(server, &name), -2, "a key was left");
         assert_eq!(client.status().holds, 0);
     };
-    drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left().await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| poll_up_to(polls, lock.lock()).await,
+        async || assert_nothing_left().await,
+    )
     .await;
-    drop_after_each_poll(async |polls| {
-        let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
-        let waiter = poll_up_to(polls, lock.lock());
-        let guard = beside_release(waiter, held.unlock()).await;
-        let through = guard.is_some();
-        drop(guard);
-        assert_nothing_left().await;
-        through
-    })
+    drop_result_after_each_poll(
+        async |polls| {
+            let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
+            let waiter = poll_up_to(polls, lock.lock());
+            beside_release(waiter, held.unlock()).await
+        },
+        async || assert_nothing_left().await,
+    )
     .await;
 }
