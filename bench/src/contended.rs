@@ -8,7 +8,7 @@ use redlatch::{Client, Lock};
 use redlatch_testkit::Server;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 
 use crate::options::Options;
 use crate::ratio::{Comparison, compare, rate};
@@ -49,11 +49,13 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
          {least} to {most} turns per task",
         longest / mean
     );
-    let compared = compare_with_mutex(lock, options).await?;
     println!(
         "                               ours/s    mutex/s   ratio  (quartiles)     goal {GOAL:.2}"
     );
+    let compared = compare_with_mutex(&lock, false, options).await?;
     println!("  tokio::sync::Mutex       {}", compared.table_row(GOAL));
+    let passed_on = compare_with_mutex(&lock, true, options).await?;
+    println!("  the same, if each yields {}", passed_on.table_row(GOAL));
     Ok(json!({
         "name": NAME,
         "tasks": TASKS,
@@ -65,11 +67,13 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
         "turns_least": least,
         "turns_most": most,
         "tokio_mutex": compared.json(GOAL),
+        "tokio_mutex_passed_on": passed_on.json(GOAL),
     }))
 }
 
-/// The same tasks, which acquire a mutex of their process in every other round.
-async fn compare_with_mutex(lock: Lock, options: &Options) -> Result<Comparison> {
+/// The same tasks, which acquire a mutex of their process in every other round. A task that does not yield while it holds the
+/// mutex mostly finds it free again: with `yields`, the mutex passes on from task to task, too.
+async fn compare_with_mutex(lock: &Lock, yields: bool, options: &Options) -> Result<Comparison> {
     let mutex = Arc::new(Mutex::new(()));
     let ours = || {
         rate(TASKS, options.round, |_, stop| {
@@ -77,7 +81,11 @@ async fn compare_with_mutex(lock: Lock, options: &Options) -> Result<Comparison>
             async move {
                 let mut pairs = 0;
                 while !stop.load(Relaxed) {
-                    lock.lock().await?.unlock().await?;
+                    let guard = lock.lock().await?;
+                    if yields {
+                        yield_now().await;
+                    }
+                    guard.unlock().await?;
                     pairs += 1;
                 }
                 Ok(pairs)
@@ -90,7 +98,11 @@ async fn compare_with_mutex(lock: Lock, options: &Options) -> Result<Comparison>
             async move {
                 let mut pairs = 0;
                 while !stop.load(Relaxed) {
-                    drop(mutex.lock().await);
+                    let guard = mutex.lock().await;
+                    if yields {
+                        yield_now().await;
+                    }
+                    drop(guard);
                     pairs += 1;
                 }
                 Ok(pairs)
