@@ -186,11 +186,8 @@ mod exploration;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
+    use crate::test_prelude::SECOND;
 
     /// A ledger whose first attempt the store has acknowledged.
     fn acquired() -> Ledger {

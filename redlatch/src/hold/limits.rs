@@ -131,8 +131,7 @@ impl RunningLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
+    use crate::test_prelude::SECOND;
 
     fn limits(at_most: u32, fed_every: u32) -> HoldLimits {
         let seconds = |seconds| (seconds > 0).then_some(seconds * SECOND);

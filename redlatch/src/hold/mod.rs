@@ -388,9 +388,8 @@ mod tests {
     use super::*;
     use crate::locks::Reentrant;
     use crate::step::differential;
+    use crate::test_prelude::SECOND;
     use crate::watchdog::renew_holds;
-
-    const SECOND: Duration = Duration::from_secs(1);
 
     fn hold() -> Hold {
         differential::hold(1, Reentrant::new("", "name"))

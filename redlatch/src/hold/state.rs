@@ -463,8 +463,8 @@ impl HoldState {
 mod tests {
     use super::*;
     use crate::hold::{Chain, HoldLimits, OtherClients, Yields};
+    use crate::test_prelude::SECOND;
 
-    const SECOND: Duration = Duration::from_secs(1);
     /// Of servers that do not report changes.
     const TIMES: RenewalTimes = RenewalTimes {
         margin: Duration::from_secs(6),

@@ -14,9 +14,8 @@ use tokio::time::sleep;
 use super::Session;
 use crate::error::Result;
 use crate::inspect::Event;
+use crate::test_prelude::SECOND;
 use crate::{Client, Embedded, MultiLock, Owner, RedLock};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 const NAMES: usize = 500;
 

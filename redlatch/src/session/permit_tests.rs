@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use tokio::task::{JoinHandle, yield_now};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::error::Result;
@@ -15,6 +15,7 @@ use crate::hold::Yields;
 use crate::kind::Permits;
 use crate::locks::{Acquirable, Acquire, Held as _};
 use crate::store::embedded::failure_injection::Failure;
+use crate::test_prelude::run_others;
 use crate::{Client, Embedded, ExpirableSemaphore, Guard, Lock, Semaphore};
 
 const MILLIS: Duration = Duration::from_millis(1);
@@ -123,13 +124,6 @@ async fn parked<K: Kind>(semaphore: &K, permits: u32) -> Waiting<K> {
     let mut waiting = semaphore.acquire(permits).into_future();
     assert!(poll_once(&mut waiting).await.is_none());
     waiting
-}
-
-/// Lets all other tasks run as far as they can without time.
-async fn run_others() {
-    for _ in 0..30 {
-        yield_now().await;
-    }
 }
 
 /// Starts a request and lets it join the queue.

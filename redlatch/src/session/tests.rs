@@ -18,14 +18,8 @@ use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
 };
+use crate::test_prelude::{SECOND, clients};
 use crate::{Client, Embedded, Guard, Lock, MultiLock, RedLock};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn clients() -> [Client; 2] {
-    let store = Embedded::new();
-    [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap())
-}
 
 /// A client of a store that can fail.
 fn client() -> (Embedded, Client) {
@@ -103,7 +97,7 @@ async fn hold_refs_share_hold_until_last_is_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn refused_request_leaves_nothing_behind() {
-    let [client, other] = clients();
+    let [client, other] = clients().1;
     let held = other.lock("a").lock().await.unwrap();
     let locks = [client.lock("a"), client.lock("b")];
     let both = MultiLock::new(&locks);
@@ -229,7 +223,7 @@ async fn store_has_same_count_and_lease_as_client() {
 
 #[tokio::test(start_paused = true)]
 async fn stolen_hold_cannot_be_released_or_reentered() {
-    let [client, other] = clients();
+    let [client, other] = clients().1;
     let (lock, theirs) = (client.lock("a"), other.lock("a"));
     let guard = lock.lock().await.unwrap();
     let next = stolen(&theirs).await;
@@ -272,7 +266,7 @@ async fn stolen_hold_cannot_be_released_or_reentered() {
 
 #[tokio::test(start_paused = true)]
 async fn owner_can_acquire_again_after_loss() {
-    let [client, other] = clients();
+    let [client, other] = clients().1;
     let lock = client.fenced_lock("a");
     let me = Owner::new();
     let first = lock.lock().owner(me).await.unwrap();
@@ -385,7 +379,7 @@ async fn concurrent_releases_are_sent_once() {
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_releases_both_report_loss() {
-    let [client, other] = clients();
+    let [client, other] = clients().1;
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
@@ -710,7 +704,7 @@ async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
 /// The release of the dropped request removes the owner from the queue.
 #[tokio::test(start_paused = true)]
 async fn other_request_of_owner_queues_again_after_drop() {
-    let [client, other] = clients();
+    let [client, other] = clients().1;
     let lock = client.fair_lock("a");
     let held = other
         .fair_lock("a")
@@ -815,7 +809,7 @@ async fn request_after_unanswered_release_does_not_rely_on_earlier_answer() {
 /// The lock was lost, so the release publishes no message. The waiter asks once more which owner holds it now.
 #[tokio::test(start_paused = true)]
 async fn release_of_lost_lock_makes_waiter_ask_again() {
-    let [client, other] = clients();
+    let [client, other] = clients().1;
     let lock = client.lock("a");
     let guard = lock.lock().lease(20 * SECOND).await.unwrap();
     let waiting = tokio::spawn(lock.lock().into_future());

@@ -5,16 +5,14 @@ use std::future::{Future, IntoFuture as _};
 use std::pin::Pin;
 use std::time::Duration;
 
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::Loss;
 use crate::lease::Lease;
+use crate::test_prelude::{SECOND, run_others};
 use crate::{Client, Embedded, Guard, IntoTicketError, Owner, WriteLock};
 
 const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
-
 /// Time for a check that is repeated in the turn of the hold, and for the watchdog's.
 const CHECKED: Duration = Duration::from_secs(5);
 
@@ -73,23 +71,17 @@ enum Replace {
     Release,
     /// The release of a lock with a minimum time.
     Keeper,
-    Transfer,
-    Handoff,
+    StoreHandoff,
+    LocalHandoff,
 }
 
 const REPLACES: [Replace; 5] = [
     Replace::Ticket,
     Replace::Release,
     Replace::Keeper,
-    Replace::Transfer,
-    Replace::Handoff,
+    Replace::StoreHandoff,
+    Replace::LocalHandoff,
 ];
-
-async fn run_others() {
-    for _ in 0..20 {
-        yield_now().await;
-    }
-}
 
 /// `step` and `check`: how late the answers are. The check is sent after the step.
 async fn check_behind_step(replace: Replace, check: Check, step: Duration, checked: Duration) {
@@ -104,8 +96,8 @@ async fn check_behind_step(replace: Replace, check: Check, step: Duration, check
         state.period.retain_for(at_least, Instant::now());
     }
     let waiter = match replace {
-        Replace::Transfer => Some(lock.lock().owner(Owner::new())),
-        Replace::Handoff => Some(lock.lock()),
+        Replace::StoreHandoff => Some(lock.lock().owner(Owner::new())),
+        Replace::LocalHandoff => Some(lock.lock()),
         _ => None,
     };
     let waiter = waiter.map(|waiter| tokio::spawn(waiter.into_future()));

@@ -13,8 +13,7 @@ use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::store::embedded::Embedded;
 use crate::store::{Store, Subscriber as _};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::test_prelude::SECOND;
 
 type Answer = Result<Outcome<u32>>;
 

@@ -13,9 +13,8 @@ use crate::owner::ClientId;
 use crate::step::differential;
 use crate::step::{Outcome, Step};
 use crate::store::embedded::Embedded;
+use crate::test_prelude::SECOND;
 use crate::wait::ChannelMap;
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// A kind that records when a step for its hold was run.
 struct RecordingKind {

@@ -13,18 +13,11 @@ use crate::lease::Lease;
 use crate::store::embedded::failure_injection::Failure::{
     NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
 };
-use crate::{Client, Embedded, Guard, Lock, MAX_TOKEN, Owner};
+use crate::test_prelude::{SECOND, clients};
+use crate::{Client, Guard, Lock, MAX_TOKEN, Owner};
 
-const SECOND: Duration = Duration::from_secs(1);
 /// The lease of the watchdog.
 const WATCHDOG: Duration = Duration::from_secs(30);
-
-/// Two processes that share a store.
-fn clients() -> (Embedded, [Client; 2]) {
-    let store = Embedded::new();
-    let clients = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-    (store, clients)
-}
 
 async fn ticket_of<K: HasTicket>(lock: &Lock<K>) -> Ticket {
     lock.lock().await.unwrap().into_ticket().await.unwrap()

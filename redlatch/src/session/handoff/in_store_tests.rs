@@ -1,7 +1,7 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use tokio::task::{JoinHandle, yield_now};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -10,22 +10,8 @@ use crate::locks::OwnedKind;
 use crate::store::embedded::failure_injection::Failure::{
     NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
 };
-use crate::{Client, Embedded, Guard, Lock, MAX_TOKEN, Owner};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn clients() -> (Embedded, [Client; 2]) {
-    let store = Embedded::new();
-    let clients = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-    (store, clients)
-}
-
-/// Lets all other tasks run as far as they can without time.
-async fn run_others() {
-    for _ in 0..20 {
-        yield_now().await;
-    }
-}
+use crate::test_prelude::{SECOND, clients, run_others};
+use crate::{Embedded, Guard, Lock, MAX_TOKEN, Owner};
 
 /// Starts a request for an owner and lets it sleep in the queue.
 async fn waiter<K: OwnedKind>(lock: &Lock<K>, owner: Owner) -> JoinHandle<Result<Guard<Lock<K>>>> {

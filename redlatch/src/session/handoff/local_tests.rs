@@ -14,21 +14,8 @@ use crate::step::Outcome;
 use crate::step::ScriptReply;
 use crate::step::differential;
 use crate::store::embedded::failure_injection::Failure::{NoAnswer, NoEffect, NotSent};
+use crate::test_prelude::{SECOND, clients, run_others};
 use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn clients() -> [Client; 2] {
-    let store = Embedded::new();
-    [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap())
-}
-
-/// Lets all other tasks run as far as they can without time.
-async fn run_others() {
-    for _ in 0..20 {
-        yield_now().await;
-    }
-}
 
 /// Starts a request and lets it join the queue.
 async fn waiter(lock: &Lock) -> JoinHandle<Result<Guard>> {
@@ -49,7 +36,7 @@ async fn unlock_for(guard: Guard, waiter: JoinHandle<Result<Guard>>) -> Guard {
 
 #[tokio::test(start_paused = true)]
 async fn waiters_take_over_hold_of_released_or_dropped_guard() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let known = owner(&lock).await;
@@ -70,7 +57,7 @@ async fn waiters_take_over_hold_of_released_or_dropped_guard() {
 #[tokio::test(start_paused = true)]
 async fn hold_passes_on_after_long_sections() {
     for drops in [false, true] {
-        let [client, peer] = clients();
+        let [client, peer] = clients().1;
         let lock = client.lock("a");
         let mut guard = lock.lock().await.unwrap();
         let known = owner(&lock).await;
@@ -173,7 +160,7 @@ async fn other_holds_are_released() {
     }
     let plain = async |lock: &Lock| lock.lock().await.unwrap();
     let next = async |lock: &Lock| lock.lock().await;
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.lock("a");
     assert!(is_handed_over(&lock, plain, next).await);
     let named = async |lock: &Lock| lock.lock().owner(Owner::new()).await.unwrap();
@@ -231,7 +218,7 @@ async fn writer_that_learns_of_its_loss_does_not_pass_on() {
 
 #[tokio::test(start_paused = true)]
 async fn owner_of_released_guard_cannot_reenter_hold_that_has_passed_on() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.lock("a");
     let guard = lock.lock().await.unwrap();
     let (owner, next) = (guard.owner(), waiter(&lock).await);
@@ -245,7 +232,7 @@ async fn owner_of_released_guard_cannot_reenter_hold_that_has_passed_on() {
 /// The store lets the owner of the write hold read, whichever task has the hold.
 #[tokio::test(start_paused = true)]
 async fn writer_does_not_pass_on_while_its_owner_reads() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.read_write_lock("a");
     let owner = async || lock.write().holder().await.unwrap().map(|one| one.owner);
     for way in ["request", "reader", "downgraded", "released"] {
@@ -283,7 +270,7 @@ async fn writer_does_not_pass_on_while_its_owner_reads() {
 
 #[tokio::test(start_paused = true)]
 async fn hold_with_another_guard_or_request_stays() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
@@ -311,7 +298,7 @@ async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 /// There is an offer at almost any time, but not the same one.
 #[tokio::test(start_paused = true)]
 async fn flush_does_not_wait_until_tasks_stop_competing() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let tasks = ["a", "a", "b", "b"].map(|name| {
         let lock = client.lock(name);
         tokio::spawn(async move {
@@ -337,7 +324,7 @@ async fn flush_does_not_wait_until_tasks_stop_competing() {
 
 #[tokio::test(start_paused = true)]
 async fn canceled_waiter_passes_offer_on() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let lock = client.lock("a");
     let guard = lock.lock().await.unwrap();
     let (first, second) = (waiter(&lock).await, waiter(&lock).await);
@@ -355,7 +342,7 @@ async fn canceled_waiter_passes_offer_on() {
 
 #[tokio::test(start_paused = true)]
 async fn loss_is_reported_only_to_guard_that_has_the_hold() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let mut first_lost = std::pin::pin!(first.lost());
@@ -375,7 +362,7 @@ async fn loss_is_reported_only_to_guard_that_has_the_hold() {
 /// A lost hold is not handed over: the next waiter asks the store.
 #[tokio::test(start_paused = true)]
 async fn lost_hold_is_not_handed_over() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let known = owner(&lock).await;
@@ -400,7 +387,7 @@ async fn lost_hold_is_not_handed_over() {
 /// A request that joins after the offer may not take it, although those before it left.
 #[tokio::test(start_paused = true)]
 async fn request_for_own_owner_takes_no_offer() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let (lock, me) = (client.lock("a"), Owner::new());
     let first = lock.lock().await.unwrap();
     let next = waiter(&lock).await;
@@ -417,7 +404,7 @@ async fn request_for_own_owner_takes_no_offer() {
 /// The waiter learns of it by the message, and the guard by its release, as without handoffs.
 #[tokio::test(start_paused = true)]
 async fn hold_that_was_released_by_force_is_not_handed_over() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let second = waiter(&lock).await;
@@ -441,7 +428,7 @@ async fn hold_that_was_released_by_force_is_not_handed_over() {
 
 #[tokio::test(start_paused = true)]
 async fn check_reports_hold_that_the_store_has_lost() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let guard = client.lock("a").lock().await.unwrap();
     let hold_ref = guard.hold_ref();
     let (session, hold) = (&hold_ref.session, &hold_ref.hold);
@@ -456,7 +443,7 @@ async fn check_reports_hold_that_the_store_has_lost() {
 /// acquired it again.
 #[tokio::test(start_paused = true)]
 async fn refuted_doubt_is_cleared() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let guard = client.lock("a").lock().await.unwrap();
     let HoldRef { session, hold, .. } = guard.hold_ref();
     let in_flight = hold.turn().await.unwrap();
@@ -481,7 +468,7 @@ async fn refuted_doubt_is_cleared() {
 
 #[tokio::test(start_paused = true)]
 async fn check_in_background_reports_lost_hold() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let guard = client.lock("a").lock().await.unwrap();
     peer.lock("a").force_unlock().await.unwrap();
     guard.hold_ref().verify_in_background();
@@ -563,7 +550,7 @@ fn check_names_lock_owner_channel_and_requests() {
 /// Without a handoff, each other client that waits has a millisecond to send its request first.
 #[tokio::test(start_paused = true)]
 async fn local_waiter_lets_other_clients_go_first_after_release() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.lock("a");
     let two = OtherClients {
         count: 2,
@@ -584,7 +571,7 @@ async fn local_waiter_lets_other_clients_go_first_after_release() {
 /// A request that is kept but not polled does not keep the lock.
 #[tokio::test(start_paused = true)]
 async fn offer_that_is_not_taken_in_time_is_released() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let lock = client.lock("a");
     let guard = lock.lock().await.unwrap();
     let mut parked = lock.lock().into_future();
@@ -601,7 +588,7 @@ async fn offer_that_is_not_taken_in_time_is_released() {
 /// A writer does not pass the lock on while readers wait.
 #[tokio::test(start_paused = true)]
 async fn writers_hand_over_unless_readers_wait() {
-    let [client, _] = clients();
+    let [client, _] = clients().1;
     let lock = client.read_write_lock("a");
     let first = lock.write().lock().await.unwrap();
     let known = lock.write().holder().await.unwrap();
@@ -625,7 +612,7 @@ async fn writers_hand_over_unless_readers_wait() {
 #[tokio::test(start_paused = true)]
 async fn local_waiters_pause_after_a_chain() {
     for owners in [false, true] {
-        let [client, peer] = clients();
+        let [client, peer] = clients().1;
         let lock = client.lock("a");
         let contenders = [(); 3].map(|()| {
             let lock = lock.clone();
@@ -684,7 +671,7 @@ async fn queue_of_fair_lock_is_served_behind_the_release() {
 /// The owner changes when the hold was released and acquired again.
 #[tokio::test(start_paused = true)]
 async fn hold_is_released_soon_if_other_clients_wait_and_else_after_a_chain() {
-    let [client, peer] = clients();
+    let [client, peer] = clients().1;
     let lock = client.lock("a");
     let contend = |lock: Lock| async move {
         loop {

@@ -195,8 +195,7 @@ mod tests {
     use super::super::held::counts;
     use super::MemberStatus::{AtLimit, Held, Missing};
     use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
+    use crate::test_prelude::SECOND;
 
     fn seconds(requests: u32) -> Duration {
         SECOND * (requests + 1)

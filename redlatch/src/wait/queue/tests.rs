@@ -1,11 +1,10 @@
 use super::*;
 use crate::hold::QueueKind;
+use crate::test_prelude::SECOND;
 
 use QueueKind::{Exclusive, Shared};
 
 const MILLI: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
-
 /// The queues of an object and a clock. Each waiter is woken by its number.
 struct World {
     queues: Queues<u64, u32, char>,
