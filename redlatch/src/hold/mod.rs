@@ -179,7 +179,7 @@ impl Hold {
     }
 
     /// Waits until the owner is asked to release the hold in its latest hold period, that of this call. Never returns if it is
-    /// lost, released or handed over first.
+    /// lost, released or handed off first.
     pub(crate) fn asked(self: &Arc<Hold>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let hold = self.clone();
         let period = self.state().period.id;
@@ -259,7 +259,7 @@ impl Hold {
     }
 
     /// Waits until the hold is lost in its latest hold period, that of this call. Never returns if it is released
-    /// or handed over first.
+    /// or handed off first.
     pub(crate) fn lost(self: &Arc<Hold>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let hold = self.clone();
         let period = self.state().period.id;

@@ -718,7 +718,7 @@ mod tests {
         assert!(!state.doubt(granted_in) && !state.is_doubtful());
         state.add_guard(now + SECOND, true, now).unwrap();
         assert!(!state.doubt(granted_in) && !state.is_doubtful());
-        // A hold that was handed over is the same in the store.
+        // A hold that was handed off is the same in the store.
         let (mut state, now) = held(true);
         let granted_in = state.period.granted_in;
         state.local_handoff(SECOND, false, now, now).unwrap();

@@ -200,7 +200,7 @@ struct LockRequest<'a> {
     in_flight: bool,
     /// Number of attempts so far.
     tries: u32,
-    /// The hold that another request of this client has handed over.
+    /// The hold that another request of this client has handed off.
     handed_off: Option<Box<LocalHandoff>>,
 }
 

@@ -194,9 +194,9 @@ impl HoldRef {
     /// the queue of a fair lock.
     pub(super) fn end_chain(&self, hold: &Hold) -> bool {
         let session = &self.session;
-        let limit = hold.state().period.chain;
-        let yields = limit.yields(Instant::now());
-        session.metrics().chain_ended(limit.turns());
+        let chain = hold.state().period.chain;
+        let yields = chain.yields(Instant::now());
+        session.metrics().chain_ended(chain.turns());
         session.waiting.yield_to(&hold.object, yields);
         yields.to.in_queue
     }

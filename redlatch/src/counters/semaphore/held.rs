@@ -1,8 +1,8 @@
 //! Acquired permits, and their release.
 //!
 //! Permits pass from one request of the client to the next as holds do (`session/handoff`). Those
-//! of an expirable semaphore are a hold. Those of a semaphore have none, so the limit of the chain
-//! moves with them. Invariant: a permit that the store has granted is in one guard, in one offer,
+//! of an expirable semaphore are a hold. Those of a semaphore have none, so the chain moves
+//! with them. Invariant: a permit that the store has granted is in one guard, in one offer,
 //! or being released. What must not happen, and what prevents it:
 //!
 //! - *A waiter with an answer on its way gets an offer, too.* The queue has at most one offer for
@@ -57,7 +57,7 @@ pub(crate) struct HeldPermits {
     timer: Option<GuardTimer>,
 }
 
-/// The limit of the handoffs of these permits.
+/// The chain of these permits.
 type PermitChain = Arc<Mutex<Chain>>;
 
 /// Permits between a released guard and the request that takes them over. Dropping them releases them in the background.
@@ -144,8 +144,8 @@ impl HeldPermits {
         }
         let hands_off = |pending: &PendingRelease| pending.session.hands_off;
         if self.pending.as_ref().is_some_and(hands_off) {
-            let limit = Chain::new(Instant::now());
-            self.chain = Some(Arc::new(Mutex::new(limit)));
+            let chain = Chain::new(Instant::now());
+            self.chain = Some(Arc::new(Mutex::new(chain)));
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The hold of a ticket has an owner of its own, which is derived from the text. Its steps are those of every lock:
 //! [`handoff`](crate::locks::reentrant::handoff::handoff) makes and adopts it, and it is renewed and released like any
-//! other owner. `session/ticket` describes the protocol and what must not happen.
+//! other owner. `session/handoff/ticket` describes the protocol and what must not happen.
 
 mod text;
 

@@ -42,24 +42,26 @@ use crate::error::{Error, Result};
 use crate::hold::{Chain, Handoff, HandoffParams, Hold, HoldSnapshot, To};
 use crate::lease::Lease;
 use crate::owner::Owner;
-use crate::step::Step;
 use crate::wait::ClaimedWaiter;
 
 /// The owner that a full release puts in the place of another one.
-pub(in super::super) struct Successor {
-    /// As the store knows it.
-    field: String,
-    lease: Lease,
-    /// `None`: no request of this client has this owner.
-    claimed: Option<Claimed>,
+pub(in super::super) enum Successor {
+    /// A waiter of this client.
+    Waiter(Claimed),
+    /// An owner that no request of this client has.
+    Keeper {
+        /// As the store knows it.
+        field: String,
+        lease: Lease,
+    },
 }
 
 /// A waiter for which a release may acquire the object.
-struct Claimed {
+pub(in super::super) struct Claimed {
     waiter: ClaimedWaiter,
     hold_ref: HoldRef,
     /// Other clients get their turn after the same time as if the owner had not changed.
-    limit: Chain,
+    chain: Chain,
     /// Whether the step has to ask if other clients wait.
     asks: bool,
 }
@@ -67,50 +69,43 @@ struct Claimed {
 impl HoldRef {
     /// Returns the successor of a full release of the hold `from`, if it has one.
     pub(in super::super) fn successor(&self, from: &Hold, now: &HoldSnapshot) -> Option<Successor> {
-        let kept = {
+        {
             let state = from.state();
-            match &state.adopts {
-                Some(ticket) => Some((ticket.field.to_string(), ticket.lease)),
-                None => state.period.retained_for(Instant::now()).map(|lease| {
-                    let keeper = self.session.id.owner_id(Owner::anonymous());
-                    (from.object.field(keeper.into()), lease)
-                }),
+            if let Some(ticket) = &state.adopts {
+                return Some(Successor::Keeper {
+                    field: ticket.field.to_string(),
+                    lease: ticket.lease,
+                });
             }
-        };
-        match kept {
-            Some((field, lease)) => Some(Successor {
-                field,
-                lease,
-                claimed: None,
-            }),
-            None if now.may_pass_on() => self.claim_waiter(from),
-            None => None,
+            if let Some(lease) = state.period.retained_for(Instant::now()) {
+                let keeper = self.session.id.owner_id(Owner::anonymous());
+                let field = from.object.field(keeper.into());
+                return Some(Successor::Keeper { field, lease });
+            }
         }
+        let claimed = now.may_pass_on().then(|| self.claim_waiter(from));
+        claimed.flatten().map(Successor::Waiter)
     }
 
     /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
-    fn claim_waiter(&self, from: &Hold) -> Option<Successor> {
+    fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
         let session = &self.session;
         if !from.kind.spec().store_handoff || session.waiting.channels.is_empty() {
             return None;
         }
         let can_ask = session.store.counts_subscribers();
-        let (limit, asks) =
+        let (chain, asks) =
             from.state()
                 .period
                 .chain
                 .store_handoff(can_ask, Instant::now(), random_fraction)?;
         let waiter = session.waiting.claim_first(&from.object)?;
         let hold_ref = session.claimed(&waiter.claim)?;
-        Some(Successor {
-            field: hold_ref.hold.field.to_string(),
-            lease: waiter.claim.lease,
-            claimed: Some(Claimed {
-                waiter,
-                hold_ref,
-                limit,
-                asks,
-            }),
+        Some(Claimed {
+            waiter,
+            hold_ref,
+            chain,
+            asks,
         })
     }
 
@@ -122,71 +117,86 @@ impl HoldRef {
         now: &HoldSnapshot,
         successor: Successor,
     ) -> Result<Option<bool>> {
-        let session = &self.session;
-        let Successor {
-            field,
-            lease,
-            claimed,
-        } = successor;
-        let to = claimed.as_ref().map_or(To::Keeper, |claimed| {
-            let channels = &session.waiting.channels;
-            let own_subscriptions = u32::from(channels.is_subscribed(from.object.channel()));
-            To::Waiter {
-                own_subscriptions: claimed.asks.then_some(own_subscriptions),
+        match successor {
+            Successor::Waiter(claimed) => self.hand_to_waiter(from, now, claimed).await,
+            Successor::Keeper { field, lease } => {
+                self.hand_to_keeper(from, now, &field, lease).await
             }
-        });
-        let receiver = claimed
-            .as_ref()
-            .map(|claimed| claimed.hold_ref.hold.clone());
-        let kind = &receiver.as_ref().unwrap_or(from).kind;
-        let step = kind.handoff(HandoffParams {
+        }
+    }
+
+    async fn hand_to_keeper(
+        &self,
+        from: &Arc<Hold>,
+        now: &HoldSnapshot,
+        successor: &str,
+        lease: Lease,
+    ) -> Result<Option<bool>> {
+        let step = from.kind.handoff(HandoffParams {
             from,
-            successor: &field,
+            successor,
             lease,
-            to,
+            to: To::Keeper,
         });
-        // While a slot moves, a node can release a lock, but not run a step with another key as
-        // well.
-        let is_refused = |step: &Step<'_, _>| step.keys().len() > 1 && session.store.has_slots();
-        let Some(step) = step.filter(|step| !is_refused(step)) else {
+        let Some(step) = step else {
             return Ok(None);
         };
-        let mut turn = receiver.as_ref().and_then(|receiver| receiver.try_turn());
-        let mut taker = None;
-        if let Some(claimed) = claimed {
-            let Claimed {
-                mut waiter,
-                hold_ref,
-                limit,
-                ..
-            } = claimed;
-            let begun = turn
-                .as_ref()
-                .and_then(|_| StoreHandoff::begin(hold_ref, lease, limit));
-            let Some(handoff) = begun else {
-                return Ok(None);
-            };
-            waiter.request_started();
-            taker = Some((waiter, handoff));
-        } else {
-            self.end_chain(from);
-        }
         let release = PendingRelease::new(from, 0);
         from.state().begin_release(0);
+        self.end_chain(from);
+        let (store, progress) = (&self.session.store, &release.progress);
+        let answer = store.run(&step, None, now.delivery(), progress).await;
+        release.record_result(&answer);
+        let answer = answer?;
+        let held = answer.reply != Handoff::NotHeld;
+        self.released(from, now, 0, held, answer.repeated).map(Some)
+    }
+
+    async fn hand_to_waiter(
+        &self,
+        from: &Arc<Hold>,
+        now: &HoldSnapshot,
+        claimed: Claimed,
+    ) -> Result<Option<bool>> {
+        let session = &self.session;
+        let Claimed {
+            mut waiter,
+            hold_ref,
+            chain,
+            asks,
+        } = claimed;
+        let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
+        let channels = &session.waiting.channels;
+        let own_subscriptions = u32::from(channels.is_subscribed(from.object.channel()));
+        let step = to.kind.handoff(HandoffParams {
+            from,
+            successor: &to.field,
+            lease,
+            to: To::Waiter {
+                own_subscriptions: asks.then_some(own_subscriptions),
+            },
+        });
+        let (Some(step), Some(mut turn)) = (step, to.try_turn()) else {
+            return Ok(None);
+        };
+        // While a slot moves, a node can release a lock, but not run a step with another key as
+        // well.
+        if step.keys().len() > 1 && session.store.has_slots() {
+            return Ok(None);
+        }
+        let Some(mut receiver) = Receiver::begin(hold_ref, lease) else {
+            return Ok(None);
+        };
+        let release = PendingRelease::new(from, 0);
+        from.state().begin_release(0);
+        waiter.request_started();
         let (store, progress) = (&session.store, &release.progress);
         let answer = store.run(&step, None, now.delivery(), progress).await;
         release.record_result(&answer);
-        if let Some(turn) = &mut turn {
-            turn.record_result(&answer);
-        }
+        turn.record_result(&answer);
         drop(turn);
-        let Some((waiter, mut handoff)) = taker else {
-            let answer = answer?;
-            let held = answer.reply != Handoff::NotHeld;
-            return self.released(from, now, 0, held, answer.repeated).map(Some);
-        };
         if answer.is_err() && !release.progress.was_sent() {
-            handoff.settled();
+            receiver.settled();
         }
         let answer = match answer {
             Err(Error::NotMovable { .. } | Error::Asked { .. }) => return Ok(None),
@@ -194,18 +204,24 @@ impl HoldRef {
         };
         match answer.reply {
             Handoff::Done { token } => {
-                (handoff.token, handoff.end) = (token, answer.sent_at + lease.duration());
+                let handoff = StoreHandoff {
+                    receiver,
+                    end: answer.sent_at + lease.duration(),
+                    token,
+                    chain,
+                };
                 let running = session.background.begin(&from.object);
                 waiter.offer(Counted::new(Box::new(handoff), running));
             }
-            // The first of the repeated steps may have been applied. Dropping `handoff` settles that.
+            // The first of the repeated steps may have been applied. Dropping `receiver` settles
+            // that.
             Handoff::NotHeld if answer.repeated => {}
             Handoff::NotHeld => {
-                handoff.settled();
+                receiver.settled();
                 return Ok(None);
             }
             Handoff::Kept { others } => {
-                handoff.settled();
+                receiver.settled();
                 let others = Some(others);
                 from.state().period.chain.answered(Instant::now(), others);
                 return Ok(None);
@@ -218,51 +234,23 @@ impl HoldRef {
 
 /// The hold of a waiter, or of a ticket, to which a handoff may have given the object. Dropping it
 /// settles the hold in the background.
-pub(crate) struct StoreHandoff {
-    /// `None` when there is nothing to settle: a waiter has taken it, or the handoff has been answered.
+pub(super) struct Receiver {
+    /// `None` when there is nothing to settle: a waiter has taken it, or the handoff was answered.
     hold_ref: Option<HoldRef>,
     /// Number of the handoff among the changes of the hold.
     change: u64,
     lease: Lease,
-    /// When the hold ends unless it is renewed.
-    end: Instant,
-    /// The fencing token of the waiter, if the kind has one.
-    token: u64,
-    limit: Chain,
 }
 
-impl StoreHandoff {
+impl Receiver {
     /// Begins a handoff to this hold. `None`: its owner has a hold, or must settle one first.
-    pub(super) fn begin(hold_ref: HoldRef, lease: Lease, limit: Chain) -> Option<StoreHandoff> {
+    pub(super) fn begin(hold_ref: HoldRef, lease: Lease) -> Option<Receiver> {
         let change = hold_ref.hold.state().begin_handoff(lease.duration())?;
-        Some(StoreHandoff {
+        Some(Receiver {
             hold_ref: Some(hold_ref),
             change,
             lease,
-            end: Instant::now(),
-            token: 0,
-            limit,
         })
-    }
-
-    /// Adds a guard, if the hold is that of this request, and the handoff was its latest step.
-    /// Returns the fencing token, and when the hold ends unless it is renewed.
-    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
-        let HoldRef { session, hold, .. } = requested.hold_ref;
-        let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
-        if !self.hold_ref.as_ref().is_some_and(same) {
-            return None;
-        }
-        let _turn = hold.try_turn()?;
-        if !hold.state().accept_handoff(self.change) {
-            return None;
-        }
-        requested.add_guard(self.end).ok()?;
-        hold.state().period.chain = self.limit;
-        self.hold_ref = None;
-        session.guard_added(hold);
-        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");
-        Some((self.token, self.end))
     }
 
     /// Records that there is nothing to settle: the store has not handed the object off, or to a
@@ -274,10 +262,43 @@ impl StoreHandoff {
     }
 }
 
-impl Drop for StoreHandoff {
+impl Drop for Receiver {
     fn drop(&mut self) {
         if let Some(hold_ref) = self.hold_ref.take() {
             hold_ref.settle_detached(self.lease.duration(), None);
         }
+    }
+}
+
+/// The object that the store has given to a waiter, until the waiter takes it.
+pub(crate) struct StoreHandoff {
+    receiver: Receiver,
+    /// When the hold ends unless it is renewed.
+    end: Instant,
+    /// The fencing token of the waiter, if the kind has one.
+    token: u64,
+    chain: Chain,
+}
+
+impl StoreHandoff {
+    /// Adds a guard, if the hold is that of this request, and the handoff was its latest step.
+    /// Returns the fencing token, and when the hold ends unless it is renewed.
+    pub(crate) fn take(self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
+        let HoldRef { session, hold, .. } = requested.hold_ref;
+        let mut receiver = self.receiver;
+        let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
+        if !receiver.hold_ref.as_ref().is_some_and(same) {
+            return None;
+        }
+        let _turn = hold.try_turn()?;
+        if !hold.state().accept_handoff(receiver.change) {
+            return None;
+        }
+        requested.add_guard(self.end).ok()?;
+        hold.state().period.chain = self.chain;
+        receiver.hold_ref = None;
+        session.guard_added(hold);
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");
+        Some((self.token, self.end))
     }
 }

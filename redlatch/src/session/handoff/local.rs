@@ -10,8 +10,8 @@
 //! 4. Beside the handoffs, the store is asked whether it still has the hold, and whether other
 //!    clients wait or ask for it. When others wait, or the answer is late, the hold is released to
 //!    all.
-//! 5. After a section of 10 ms or longer it is not known whether other clients wait, so the release asks before it hands
-//!    over. As each release did, it then reports a loss, and lets a client go first that has asked for the hold.
+//! 5. After a section of 10 ms or longer it is not known whether other clients wait, so the release asks before the handoff.
+//!    As each release did, it then reports a loss, and lets a client go first that has asked for the hold.
 //! 6. The store is asked out of turn, so that no release waits for the answer. So "not held" only
 //!    puts the hold in doubt ([`HoldState::doubt`](crate::hold::HoldState::doubt)), and a check in
 //!    turn decides.
@@ -34,8 +34,8 @@
 //!   6 prevents it. Tests: `turn_tests`.
 //! - *Other clients starve.* `hold/fairness` has the bounds. Mutant `other-clients-not-counted`.
 //!
-//! Permits pass on in the same way (`counters/semaphore/held`). What cannot be handed over is
-//! transferred (`transfer`). `ClientBuilder::local_hand_over(false)` turns all of this off.
+//! Permits pass on in the same way (`counters/semaphore/held`). What cannot pass on in the client
+//! may do so in the store (`in_store`). `ClientBuilder::local_hand_over(false)` turns all of this off.
 
 use std::sync::Arc;
 
@@ -56,15 +56,15 @@ use crate::wait::Offer;
 
 /// What passes from request to request until it is released to all: a hold, or permits without an owner.
 pub(crate) trait HasChain: Clone + Send + Sync + 'static {
-    /// Accesses the limit of the chain.
-    fn limit<T>(&self, access: impl FnOnce(&mut Chain) -> T) -> T;
+    /// Accesses the chain.
+    fn access<T>(&self, access: impl FnOnce(&mut Chain) -> T) -> T;
 
     /// Returns the hold, if it is one.
     fn hold(&self) -> Option<&Arc<Hold>>;
 }
 
 impl HasChain for Arc<Hold> {
-    fn limit<T>(&self, access: impl FnOnce(&mut Chain) -> T) -> T {
+    fn access<T>(&self, access: impl FnOnce(&mut Chain) -> T) -> T {
         access(&mut self.state().period.chain)
     }
 
@@ -74,7 +74,7 @@ impl HasChain for Arc<Hold> {
 }
 
 impl HasChain for Arc<Mutex<Chain>> {
-    fn limit<T>(&self, access: impl FnOnce(&mut Chain) -> T) -> T {
+    fn access<T>(&self, access: impl FnOnce(&mut Chain) -> T) -> T {
         access(&mut self.lock())
     }
 
@@ -218,7 +218,7 @@ impl Session {
         if offered { Ok(()) } else { Err(refusal) }
     }
 
-    /// Asks the store in the background about what was handed over.
+    /// Asks the store in the background about what was handed off.
     pub(crate) fn check_in_background<C: HasChain>(
         self: &Arc<Self>,
         object: &Arc<ObjectKeys>,
@@ -244,7 +244,7 @@ impl Session {
                 (count > 0).then_some(OtherClients { count, in_queue })
             }
         };
-        chain.limit(|limit| limit.answered(asked_at, others));
+        chain.access(|chain| chain.answered(asked_at, others));
     }
 
     /// Asks the store whether the owner still has the hold. If not, it is lost, and the local waiters ask for the object

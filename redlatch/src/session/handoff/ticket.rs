@@ -41,9 +41,9 @@ use tokio::time::Instant;
 
 use super::super::settle::PendingRelease;
 use super::super::{HoldRef, Session, Terms};
-use super::StoreHandoff;
+use super::in_store::Receiver;
 use crate::error::{Error, Result};
-use crate::hold::{Chain, Handoff, HandoffParams, Hold, To};
+use crate::hold::{Handoff, HandoffParams, Hold, To};
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
@@ -107,15 +107,14 @@ impl HoldRef {
             lease,
             to: To::Ticket,
         });
-        let limit = Chain::new(Instant::now());
-        let handoff = StoreHandoff::begin(ticket, lease, limit);
-        let (Some(step), Some(mut handoff)) = (step, handoff) else {
+        let receiver = Receiver::begin(ticket, lease);
+        let (Some(step), Some(mut receiver)) = (step, receiver) else {
             return Ok(Err(not_movable("this kind of lock cannot")));
         };
         // An attempt: until it is answered, the hold passes to no other request, and a release is sent behind it.
         let change = hold.state().ledger.begin_attempt();
         let mut refused = || {
-            handoff.settled();
+            receiver.settled();
             hold.state().attempt_answered(change);
         };
         // A release, too: another one of this owner, which may wait behind this, does not find it afterwards.
@@ -148,7 +147,7 @@ impl HoldRef {
             let changes = state.ledger.latest();
             state.release_answered(changes, true);
         }
-        handoff.settled();
+        receiver.settled();
         session.watchdog.unwatch(hold);
         session.wake_owner(hold);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, ticket = %of_ticket.field,

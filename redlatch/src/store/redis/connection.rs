@@ -907,7 +907,12 @@ impl LiveConnection {
         let subscribe = subscribing(true, SubscriptionMode::Restored, channels);
         let answer = self.answer(self.send(subscribe, None)).await;
         match answer.map_err(ExchangeError::before_the_step)? {
-            Some(error) if !ExchangeError::from_reply(&error, "").is_permanent() => {
+            Some(error)
+                if !matches!(
+                    ExchangeError::from_reply(&error, ""),
+                    ExchangeError::Permanent(_)
+                ) =>
+            {
                 Err(ExchangeError::not_executed(error.to_string()))
             }
             answer => Ok(answer),
