@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::environment::task;
 use crate::error::{Error, Result};
@@ -393,26 +394,42 @@ const REFUSALS: u32 = 10;
 /// The pause between two tries from then on.
 const PAUSE_REFUSED: Duration = Duration::from_secs(5);
 
-/// The tries of one work, without a clock.
-#[derive(Debug, Default)]
+/// The tries of one work.
 pub(crate) struct Tries {
+    work: WorkRef,
+    deadline: Instant,
     refusals: u32,
 }
 
 impl Tries {
-    /// Returns whether the store has refused the work so often that no flush waits for it.
-    pub(crate) fn are_refused(&self) -> bool {
-        self.refusals >= REFUSALS
+    /// Begins the tries of `work`. There is none after `deadline`.
+    pub(crate) fn new(work: WorkRef, deadline: Instant) -> Tries {
+        Tries {
+            work,
+            deadline,
+            refusals: 0,
+        }
     }
 
-    /// Records a failure. Returns the pause before the next try.
-    pub(crate) fn failed(&mut self, error: &Error) -> Duration {
-        let is_refused = !error.is_outage();
-        self.refusals = self.refusals.saturating_add(u32::from(is_refused));
-        match self.are_refused() {
-            true => PAUSE_REFUSED,
-            false => PAUSE,
+    /// Records a failure. Returns the pause before the next try, if there is one, and whether the store
+    /// has now refused the work so often that no flush waits for it any more.
+    pub(crate) fn failed(&mut self, error: &Error, now: Instant) -> Option<(Duration, bool)> {
+        if now >= self.deadline {
+            return None;
         }
+        let refusals = self.refusals;
+        if !error.is_outage() {
+            self.refusals = refusals.saturating_add(1);
+        }
+        let gives_up_flush = refusals < REFUSALS && self.refusals >= REFUSALS;
+        if gives_up_flush {
+            self.work.refused();
+        }
+        let pause = match self.refusals {
+            REFUSALS.. => PAUSE_REFUSED,
+            _ => PAUSE,
+        };
+        Some((pause, gives_up_flush))
     }
 }
 
@@ -537,17 +554,22 @@ mod tests {
                 reason: String::new(),
             },
         );
-        let mut tries = Tries::default();
-        for _ in 0..100 {
-            assert_eq!(tries.failed(&outage), PAUSE);
+        let background = Background::default();
+        let running = background.begin(&object("a"));
+        let (now, time) = (Instant::now(), Duration::from_secs(60));
+        let mut tries = Tries::new(running.to_ref(), now + time);
+        let few = (0..100)
+            .map(|_| &outage)
+            .chain((1..REFUSALS).map(|_| &refusal));
+        for error in few {
+            assert_eq!(tries.failed(error, now), Some((PAUSE, false)));
+            assert!(background.0.works.lock().are_awaited(1));
         }
-        for n in 1..REFUSALS {
-            assert_eq!(tries.failed(&refusal), PAUSE, "{n}");
-            assert!(!tries.are_refused());
+        for (error, is_last) in [(&refusal, true), (&outage, false), (&refusal, false)] {
+            assert_eq!(tries.failed(error, now), Some((PAUSE_REFUSED, is_last)));
+            assert!(!background.0.works.lock().are_awaited(1));
         }
-        for error in [&refusal, &outage, &refusal] {
-            assert_eq!(tries.failed(error), PAUSE_REFUSED);
-            assert!(tries.are_refused());
-        }
+        assert!(tries.failed(&outage, now + time - PAUSE).is_some());
+        assert_eq!(tries.failed(&outage, now + time), None);
     }
 }

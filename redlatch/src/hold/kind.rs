@@ -199,6 +199,7 @@ pub(crate) struct AcquireParams<'a> {
     pub(crate) request_number: i64,
 }
 
+#[cfg(test)]
 impl<'a> AcquireParams<'a> {
     /// Returns the arguments of a request that is not repeated.
     pub(crate) fn without_waiting(hold: &'a Hold, count: u32, lease: Lease) -> AcquireParams<'a> {

@@ -10,14 +10,14 @@ use super::{AcquireOnce, AnyLock, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::{AcquireParams, HoldLimits, PeriodId, QueueKind, Share};
+use crate::hold::{HoldLimits, PeriodId};
 use crate::join::Boxed;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::{HoldRef, LocalHandoff, RequestedHold, StoreHandoff, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, Claim, Limits, Offer, Request};
+use crate::wait::{Claim, Limits, Offer, Place, Request, WaitQueues};
 
 impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
@@ -145,18 +145,15 @@ impl AnyLock {
                 let span = tracing::debug_span!("acquire", lock, %owner);
                 (!span.is_disabled()).then(|| Box::new(span))
             };
-            let waiter_ttl = self.kind.waiter_ttl();
             let mut request = LockRequest {
                 lock: self,
                 requested: RequestedHold {
-                    hold_ref: &hold_ref,
-                    terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
                     limits: hold_limits,
-                    request_number: 0,
+                    waits: limits.waits(),
+                    ..RequestedHold::once(&*self.kind, &hold_ref, terms)
                 },
                 progress: &progress,
                 owner_is_named,
-                waits: limits.waits(),
                 may_be_registered: false,
                 in_flight: false,
                 tries: 0,
@@ -192,8 +189,6 @@ struct LockRequest<'a> {
     progress: &'a Progress,
     /// Whether the caller chose the owner. Then other callers may acquire for it at the same time.
     owner_is_named: bool,
-    /// Whether the request is repeated if the lock is not available immediately.
-    waits: bool,
     /// Whether the store may have a record of this waiter.
     may_be_registered: bool,
     /// Whether an attempt is in flight.
@@ -204,41 +199,13 @@ struct LockRequest<'a> {
     handed_off: Option<Box<LocalHandoff>>,
 }
 
-impl Request for LockRequest<'_> {
-    type Acquired = u64;
-
-    async fn acquire(&mut self, waits: bool) -> Result<Option<u64>> {
-        if self.owner_is_named {
-            // Boxed: most requests have an owner of their own and should not carry this future.
-            return Box::pin(self.acquire_or_reenter(waits)).await;
-        }
-        let waiting = &self.requested.hold_ref.session.waiting;
-        waiting.acquire(self, waits).await
-    }
-}
-
 impl LockRequest<'_> {
-    /// Makes one attempt to acquire the lock.
-    fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome>> + Send {
-        let step = move |hold, count| {
-            let RequestedHold {
-                hold_ref, terms, ..
-            } = self.requested;
-            self.lock.kind.acquire(AcquireParams {
-                hold,
-                count,
-                // Computed in the turn of the hold: a later acquisition of its owner gets its whole lease.
-                lease: hold_ref.lease(terms, count, Instant::now()),
-                waits: self.waits,
-                request_number: self.requested.request_number,
-            })
-        };
-        let channel = subscribe.then(|| self.channel());
-        self.requested.try_acquire(channel, self.progress, step)
-    }
-
     /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
-    async fn acquire_or_reenter(&mut self, waits: bool) -> Result<Option<u64>> {
+    async fn acquire_or_reenter(
+        &mut self,
+        queues: &WaitQueues,
+        waits: bool,
+    ) -> Result<Option<u64>> {
         let hold_ref = self.requested.hold_ref;
         hold_ref.settle_sibling().await;
         // The latest hold period in which re-entry was tried.
@@ -249,16 +216,15 @@ impl LockRequest<'_> {
                 tried = Some(PeriodId::latest());
                 match self.send(false).await? {
                     Outcome::Done(token) => return Ok(Some(token)),
-                    Outcome::Wait(_) if !self.waits => return Ok(None),
+                    Outcome::Wait(_) if !waits => return Ok(None),
                     // The hold period has ended, and another owner has acquired the lock.
                     Outcome::Wait(_) => continue,
                 }
             }
-            let waiting = &hold_ref.session.waiting;
             tokio::select! {
                 biased;
                 () = hold_ref.held_after(tried) => {}
-                token = waiting.acquire(self, waits) => return token,
+                token = queues.acquire(self, waits) => return token,
             }
         }
     }
@@ -268,7 +234,7 @@ impl LockRequest<'_> {
     fn next_number(&self) -> i64 {
         let accepts = self.lock.kind.spec().grants
             && self.requested.hold_ref.session.accepts_grants
-            && self.waits
+            && self.requested.waits
             && self.requested.terms.renewed;
         match accepts {
             // At least 1.
@@ -278,29 +244,39 @@ impl LockRequest<'_> {
     }
 }
 
-impl Attempt for LockRequest<'_> {
-    type Grant = u64;
+impl Request for LockRequest<'_> {
+    /// The fencing token.
+    type Acquired = u64;
 
-    fn channel(&self) -> &str {
-        self.lock.kind.channel(&self.requested.hold_ref.hold)
+    fn place(&self) -> Place<'_> {
+        let kind = &self.lock.kind;
+        let object = self.requested.hold_ref.hold.object.identity();
+        Place {
+            queue: kind.spec().queue,
+            share: kind.share(),
+            takes_offers: self.requested.terms.local_handoff,
+            ..Place::new(self.requested.channel(), object)
+        }
     }
 
-    fn object(&self) -> &str {
-        self.requested.hold_ref.hold.object.identity()
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        self.lock.kind.spec().queue
+    async fn acquire(&mut self, queues: &WaitQueues, waits: bool) -> Result<Option<u64>> {
+        if self.owner_is_named {
+            // Boxed: most requests have an owner of their own and should not carry this future.
+            return Box::pin(self.acquire_or_reenter(queues, waits)).await;
+        }
+        queues.acquire(self, waits).await
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
         self.requested.request_number = self.next_number();
         self.in_flight = true;
-        let outcome = self.attempt(subscribe).await;
+        let channel = subscribe.then(|| self.requested.channel());
+        let attempt = self.requested.try_acquire(channel, self.progress);
+        let outcome = attempt.await;
         self.in_flight = false;
         match &outcome {
             Ok(Outcome::Done(_)) => self.may_be_registered = false,
-            Ok(Outcome::Wait(_)) => self.may_be_registered = self.waits,
+            Ok(Outcome::Wait(_)) => self.may_be_registered = self.requested.waits,
             // The attempt's outcome is unknown. The step that settles it also removes the waiter's record.
             Err(_) => {}
         }
@@ -320,10 +296,6 @@ impl Attempt for LockRequest<'_> {
         self.requested.hold_ref.verify_in_background();
     }
 
-    fn takes_offers(&self) -> bool {
-        self.requested.terms.local_handoff
-    }
-
     fn claim(&self) -> Option<Claim> {
         let HoldRef { session, hold, .. } = self.requested.hold_ref;
         let can_hand_off = session.hands_off && self.lock.kind.spec().store_handoff;
@@ -331,10 +303,6 @@ impl Attempt for LockRequest<'_> {
             hold: hold.clone(),
             lease: self.requested.terms.lease,
         })
-    }
-
-    fn share(&self) -> Share {
-        self.lock.kind.share()
     }
 
     fn take(&mut self, offer: Offer, now: Instant) -> Option<(u64, Option<Instant>)> {
@@ -349,12 +317,12 @@ impl Attempt for LockRequest<'_> {
             }
             Err(offer) => offer,
         };
-        if !self.takes_offers() {
+        if !self.requested.terms.local_handoff {
             // It joined the queue after the offer.
             return None;
         }
         let offer = offer.downcast::<LocalHandoff>().ok()?;
-        let handed_off = offer.accept(self.share(), self.requested.limits, now)?;
+        let handed_off = offer.accept(kind.share(), self.requested.limits, now)?;
         let excludes = kind.spec().excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
@@ -395,10 +363,9 @@ impl Drop for LockRequest<'_> {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
         if self.may_be_registered && !is_settled_by_attempt && self.lock.kind.waiter_ttl().is_some()
         {
-            let RequestedHold {
-                hold_ref, terms, ..
-            } = self.requested;
-            hold_ref.settle_in_background(terms.trace_lifetime);
+            let requested = &self.requested;
+            let lifetime = requested.trace_lifetime();
+            requested.hold_ref.settle_in_background(lifetime);
         }
     }
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::Hold;
+use crate::hold::{AcquireParams, HoldKind};
 use crate::join::{Boxed, join_all};
 use crate::lease::{Expiry, Lease};
 use crate::step::{Outcome, Step};
@@ -137,25 +137,62 @@ impl Session {
     }
 }
 
-impl RequestedHold<'_> {
-    /// Makes one attempt to acquire or re-enter one object: [`Session::try_acquire`]. `step` creates the
-    /// primitive's step for a hold count.
+impl<'r> RequestedHold<'r> {
+    /// Returns the request for a hold that is sent once and sets no limits.
+    pub(crate) fn once(
+        kind: &'r dyn HoldKind,
+        hold_ref: &'r HoldRef,
+        terms: Terms,
+    ) -> RequestedHold<'r> {
+        RequestedHold {
+            kind,
+            hold_ref,
+            terms,
+            limits: None,
+            waits: false,
+            request_number: 0,
+        }
+    }
+
+    /// Makes one attempt to acquire or re-enter the object: [`Session::try_acquire`].
     pub(crate) fn try_acquire<'a>(
         &'a self,
         subscribe: Option<&'a str>,
         progress: &'a Progress,
-        step: impl FnOnce(&'a Hold, u32) -> Step<'a, Outcome> + Send + 'a,
     ) -> impl Future<Output = Result<Outcome>> + Send + 'a {
-        let HoldRef { session, hold, .. } = self.hold_ref;
-        let step = move |held: &[u32]| step(hold, held.iter().sum::<u32>() + 1);
+        let step = |held: &[u32]| self.step(held.iter().sum());
         let blocked = |reply: &Outcome| matches!(reply, Outcome::Wait(_)).then_some(0);
-        session.try_acquire(
+        self.hold_ref.session.try_acquire(
             std::slice::from_ref(self),
             subscribe,
             progress,
             step,
             blocked,
         )
+    }
+
+    /// Returns the step that acquires the object once more than the owner holds it. It is created in the turn of the hold: a
+    /// later acquisition of its owner gets its whole lease.
+    pub(crate) fn step(&self, held: u32) -> Step<'r, Outcome> {
+        let count = held + 1;
+        self.kind.acquire(AcquireParams {
+            hold: &self.hold_ref.hold,
+            count,
+            lease: self.hold_ref.lease(self.terms, count, Instant::now()),
+            waits: self.waits,
+            request_number: self.request_number,
+        })
+    }
+
+    /// Returns the channel on which the request is woken.
+    pub(crate) fn channel(&self) -> &'r str {
+        self.kind.channel(&self.hold_ref.hold)
+    }
+
+    /// Returns how long the store may keep traces of an attempt: the lease, or longer if it remembers who waits.
+    pub(crate) fn trace_lifetime(&self) -> Lease {
+        let remembered = self.kind.waiter_ttl().filter(|_| self.waits);
+        remembered.map_or(self.terms.lease, |ttl| ttl.max(self.terms.lease))
     }
 
     /// Has what the owner holds of the object and of its sibling checked, because the store says that the key has
@@ -298,7 +335,7 @@ impl<'a> SettleOnDrop<'a> {
         SettleOnDrop {
             hold_ref: requested.hold_ref,
             progress,
-            trace_lifetime: requested.terms.trace_lifetime,
+            trace_lifetime: requested.trace_lifetime(),
             held,
             change: requested.hold_ref.hold.state().begin_acquisition(held),
             settled: AtomicBool::new(false),

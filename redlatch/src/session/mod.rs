@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use crate::background::Background;
 use crate::client_registry::Registration;
 use crate::error::Result;
-use crate::hold::{Hold, HoldLimits};
+use crate::hold::{Hold, HoldKind, HoldLimits};
 use crate::lease::{Expiry, Lease};
 use crate::metrics::Metrics;
 use crate::name::ObjectKeys;
@@ -79,29 +79,21 @@ pub(crate) struct Terms {
     pub(crate) reentrant: bool,
     /// Whether the hold may pass to another request of this client: see [`LocalHandoff`].
     pub(crate) local_handoff: bool,
-    /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
-    pub(crate) trace_lifetime: Lease,
 }
 
 /// A hold that a request acquires, and how.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct RequestedHold<'a> {
+    /// The kind with the settings of the request.
+    pub(crate) kind: &'a dyn HoldKind,
     pub(crate) hold_ref: &'a HoldRef,
     pub(crate) terms: Terms,
     /// The limits of the request, if it has any.
     pub(crate) limits: Option<&'a HoldLimits>,
+    /// Whether the request is repeated if the object is not available now.
+    pub(crate) waits: bool,
     /// Number of the attempt, if a step of another owner may grant it the object; else 0.
     pub(crate) request_number: i64,
-}
-
-impl Terms {
-    /// Returns the terms for an attempt. `waiter_ttl`: how long the store remembers it as a waiter, if it does.
-    pub(crate) fn waiting(self, waiter_ttl: Option<Lease>) -> Terms {
-        Terms {
-            trace_lifetime: waiter_ttl.map_or(self.lease, |ttl| ttl.max(self.lease)),
-            ..self
-        }
-    }
 }
 
 impl Session {
@@ -170,7 +162,6 @@ impl Session {
             renewed,
             reentrant,
             local_handoff: false,
-            trace_lifetime: lease,
         }
     }
 

@@ -287,36 +287,29 @@ impl HoldRef {
         mut attempt_permit: Option<AttemptPermit>,
         work: &WorkRef,
     ) {
-        let mut tries = Tries::default();
         // A step in flight may take effect this late; its lease starts then.
-        let deadline = ends + SETTLE_GRACE;
-        let name = self.hold.object.full_name();
+        let mut tries = Tries::new(work.clone(), ends + SETTLE_GRACE);
+        let (lock, owner) = (self.hold.object.full_name(), &self.hold.field);
         loop {
             let key = self.hold.object.key();
             let permit = self.session.store.settling_permit(key).await;
             let settled = self.settle().await;
             drop((permit, attempt_permit.take()));
-            match settled {
+            let error = match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
-                // After any error, even a refusal: its cause may end before the lease does.
-                Err(error) if Instant::now() < deadline => {
-                    tracing::debug!(lock = name, owner = %self.hold.field, %error,
-                        "release failed; retrying");
-                    let was_refused = tries.are_refused();
-                    let pause = tries.failed(&error);
-                    if tries.are_refused() && !was_refused {
-                        tracing::warn!(lock = name, owner = %self.hold.field, %error,
-                            "release refused; the lock is free when its lease ends");
-                        work.refused();
-                    }
-                    tokio::time::sleep(pause).await;
-                }
-                Err(error) => {
-                    tracing::debug!(lock = name, owner = %self.hold.field, %error,
-                        "release abandoned");
-                    return;
-                }
+                Err(error) => error,
+            };
+            // After any error, even a refusal: its cause may end before the lease does.
+            let Some((pause, is_refused)) = tries.failed(&error, Instant::now()) else {
+                tracing::debug!(lock, %owner, %error, "release abandoned");
+                return;
+            };
+            tracing::debug!(lock, %owner, %error, "release failed; retrying");
+            if is_refused {
+                tracing::warn!(lock, %owner, %error,
+                    "release refused; the lock is free when its lease ends");
             }
+            tokio::time::sleep(pause).await;
         }
     }
 }

@@ -9,8 +9,7 @@ use super::registry::MixHasher;
 use super::settle::{PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
 use crate::error::{Error, Loss};
-use crate::hold::HoldKind as _;
-use crate::hold::{AcquireParams, PeriodId};
+use crate::hold::PeriodId;
 use crate::kind::LockKind;
 use crate::locks::fair::Fair;
 use crate::owner::Owner;
@@ -659,13 +658,15 @@ async fn acquisition_without_answer_is_undone() {
 async fn undo_of_acquisition_is_abandoned_after_its_lease() {
     let (store, client) = client();
     let lock = client.lock("a");
-    let held = client.lock("b").lock().await.unwrap();
+    let fair = client.fair_lock("b").wait_time(30 * SECOND).erased();
+    let hold_ref = fair.hold_ref(Owner::new()).unwrap();
     for lease in [20 * SECOND, 40 * SECOND] {
-        let remembered = Lease::new(30 * SECOND).unwrap();
-        let terms = session(&held).terms(Some(Lease::new(lease).unwrap()), true);
-        let waits = terms.waiting(Some(remembered)).trace_lifetime.duration();
-        assert_eq!(waits, lease.max(30 * SECOND));
-        assert_eq!(terms.waiting(None).trace_lifetime.duration(), lease);
+        let terms = fair.session.terms(Some(Lease::new(lease).unwrap()), true);
+        for (waits, remembered) in [(false, lease), (true, lease.max(30 * SECOND))] {
+            let once = RequestedHold::once(&*fair.kind, &hold_ref, terms);
+            let requested = RequestedHold { waits, ..once };
+            assert_eq!(requested.trace_lifetime().duration(), remembered);
+        }
         store.fail([NoEffect; 1000]);
         let failed = lock.try_lock().lease(lease).await.map(drop);
         assert!(failed.is_err());
@@ -832,7 +833,7 @@ async fn granted_request(answer: Option<Failure>) -> (Lock<Fair>, HoldRef, Terms
     let hold_ref = lock.erased().hold_ref(Owner::new()).unwrap();
     let terms = hold_ref.session.terms(None, true);
     store.fail([answer]);
-    assert!(!attempt(&lock, &hold_ref, terms).await);
+    assert!(!attempt(&hold_ref, terms).await);
     held.unlock().await.unwrap();
     assert!(lock.is_held_by(hold_ref.hold.owner).await.unwrap());
     (lock, hold_ref, terms)
@@ -840,27 +841,16 @@ async fn granted_request(answer: Option<Failure>) -> (Lock<Fair>, HoldRef, Terms
 
 fn request(hold_ref: &HoldRef, terms: Terms) -> RequestedHold<'_> {
     RequestedHold {
-        hold_ref,
-        terms,
-        limits: None,
+        waits: true,
         request_number: 7,
+        ..RequestedHold::once(&*hold_ref.hold.kind, hold_ref, terms)
     }
 }
 
 /// Makes one attempt. Returns whether it acquired the lock.
-async fn attempt(lock: &Lock<Fair>, hold_ref: &HoldRef, terms: Terms) -> bool {
-    let requested = request(hold_ref, terms);
-    let step = |hold, count| {
-        lock.kind.acquire(AcquireParams {
-            hold,
-            count,
-            lease: terms.lease,
-            waits: true,
-            request_number: requested.request_number,
-        })
-    };
-    let (channel, progress) = (hold_ref.hold.waiter_channel.as_deref(), Progress::default());
-    let attempting = requested.try_acquire(channel, &progress, step);
+async fn attempt(hold_ref: &HoldRef, terms: Terms) -> bool {
+    let (requested, progress) = (request(hold_ref, terms), Progress::default());
+    let attempting = requested.try_acquire(Some(requested.channel()), &progress);
     matches!(attempting.await.unwrap(), Outcome::ACQUIRED)
 }
 
@@ -902,7 +892,7 @@ async fn grant_before_release_is_not_accepted() {
 #[tokio::test(start_paused = true)]
 async fn grant_before_next_attempt_counts_once() {
     let (lock, hold_ref, terms) = granted_request(None).await;
-    assert!(attempt(&lock, &hold_ref, terms).await);
+    assert!(attempt(&hold_ref, terms).await);
     assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
     assert_eq!(hold_ref.hold.state().count, 1);
     let owner = hold_ref.hold.owner;
@@ -917,9 +907,9 @@ async fn grant_before_next_attempt_counts_once() {
 #[tokio::test(start_paused = true)]
 async fn grant_to_unconfirmed_or_repeated_attempt_is_not_accepted() {
     for answer in [Unconfirmed, Repeated] {
-        let (lock, hold_ref, terms) = granted_request(Some(answer)).await;
+        let (_lock, hold_ref, terms) = granted_request(Some(answer)).await;
         assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
-        assert!(attempt(&lock, &hold_ref, terms).await);
+        assert!(attempt(&hold_ref, terms).await);
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Attempt, WaitQueues};
+use super::{Request, WaitQueues};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::Boxed;
@@ -26,19 +26,6 @@ pub(crate) struct Limits {
     pub(crate) wait: WaitLimit,
     /// When waiting fails in an outage, counted from its start.
     pub(crate) outage: Expiry,
-}
-
-/// A request as its limits see it: a whole request, including all its waiting. It may be dropped at any point and
-/// started again.
-pub(crate) trait Request: Attempt {
-    /// Result of a success.
-    type Acquired: Send;
-
-    /// Waits until the object is acquired. If it does not wait, makes one attempt (`None`: the store refused it).
-    fn acquire(
-        &mut self,
-        waits: bool,
-    ) -> impl Future<Output = Result<Option<Self::Acquired>>> + Send;
 }
 
 /// Extra wait at the wait limit if there has been no contact with the store: a process that was suspended
@@ -89,7 +76,7 @@ impl WaitQueues {
             if let Some(end) = limits.wait.deadline() {
                 return self.run_until(end, limits, progress, request).await;
             }
-            match request.acquire(limits.waits()).await {
+            match request.acquire(self, limits.waits()).await {
                 // Boxed: most requests see no outage.
                 Err(error) if limits.waits() && error.is_transient() => {
                     Box::pin(self.retry_after_outage(error, limits, progress, request)).await
@@ -125,7 +112,9 @@ impl WaitQueues {
             match progress.last_contact() {
                 Some(LastContact::Answered) => Ok(None),
                 Some(LastContact::Failed { error, .. }) => Err(error),
-                None => Err(self.store.timeout_error(request.channel(), end - begun)),
+                None => Err(self
+                    .store
+                    .timeout_error(request.place().channel, end - begun)),
             }
         })
     }
@@ -171,12 +160,12 @@ impl WaitQueues {
                 tries = 0;
             }
             if limits.outage != Expiry::In(Duration::ZERO) {
-                self.log_outage(request.channel(), &error);
+                self.log_outage(request.place().channel, &error);
             }
             sleep(pauses.pause(tries)).await;
             tries = tries.saturating_add(1);
             outage = Some((since, Instant::now()));
-            error = match request.acquire(true).await {
+            error = match request.acquire(self, true).await {
                 Err(error) if error.is_transient() => error,
                 done => return done,
             };

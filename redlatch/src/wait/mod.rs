@@ -53,7 +53,7 @@ mod queue;
 mod subscription;
 mod waiter;
 
-pub(crate) use limits::{Limits, Request};
+pub(crate) use limits::Limits;
 use queue::{Next, ROUNDING, Turn};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
@@ -63,22 +63,57 @@ pub(crate) use waiter::{Claim, ClaimedWaiter, Offer, WaitQueues, private_object}
 /// lease: the lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// A request as the wait queues see it: they repeat [`Attempt::send`], which makes one attempt,
-/// until the object is acquired.
-pub(crate) trait Attempt: Send {
-    /// Result of the acquisition.
-    type Grant: Send;
-
+/// Where a request waits, and for what.
+pub(crate) struct Place<'a> {
     /// The channel on which the store publishes that the object may be free.
-    fn channel(&self) -> &str;
+    pub(crate) channel: &'a str,
+    /// Key of the object. Two objects may share a channel, but a waiter never waits behind a waiter
+    /// for another object.
+    pub(crate) object: &'a str,
+    /// In which of the object's queues the request waits.
+    pub(crate) queue: QueueKind,
+    /// How much of the object it is for.
+    pub(crate) share: Share,
+    /// Whether it may take a hold that another request of the client hands over.
+    pub(crate) takes_offers: bool,
+    /// Whether the other waiters for the object do not fail with this request if it cannot reach
+    /// the store, because it also uses other stores.
+    pub(crate) fails_alone: bool,
+}
 
-    /// Key of the requested object. Two objects may share a channel, but a waiter never waits
-    /// behind a waiter for another object.
-    fn object(&self) -> &str;
+impl<'a> Place<'a> {
+    /// Returns the place of a request for a whole object that takes no offers.
+    pub(crate) fn new(channel: &'a str, object: &'a str) -> Place<'a> {
+        Place {
+            channel,
+            object,
+            queue: QueueKind::Exclusive,
+            share: Share::Whole,
+            takes_offers: false,
+            fails_alone: false,
+        }
+    }
+}
 
-    /// Returns in which of the object's queues to wait.
-    fn queue_kind(&self) -> QueueKind {
-        QueueKind::Exclusive
+/// A request for an object, including all its waiting. It may be dropped at any point.
+pub(crate) trait Request: Send {
+    /// Result of a success.
+    type Acquired: Send;
+
+    /// Returns where it waits. This does not change while it is in a queue.
+    fn place(&self) -> Place<'_>;
+
+    /// Waits until the object is acquired. If it does not wait, makes one attempt (`None`: the store
+    /// refused it). May be called again after an error.
+    fn acquire(
+        &mut self,
+        queues: &WaitQueues,
+        waits: bool,
+    ) -> impl Future<Output = Result<Option<Self::Acquired>>> + Send
+    where
+        Self: Sized,
+    {
+        queues.acquire(self, waits)
     }
 
     /// Makes one attempt. If `subscribe` is true, its first step to the store of the channel is
@@ -87,29 +122,20 @@ pub(crate) trait Attempt: Send {
     fn send(
         &mut self,
         subscribe: bool,
-    ) -> impl Future<Output = Result<Outcome<Self::Grant>>> + Send;
+    ) -> impl Future<Output = Result<Outcome<Self::Acquired>>> + Send;
 
     /// Returns the record of whether the steps of this request were sent, and with which outcome.
     fn progress(&self) -> &Progress;
 
-    /// Returns whether all waiters for the object fail if this request cannot reach the store.
-    /// False if the request also uses other stores.
-    fn shares_outcome(&self) -> bool {
-        true
-    }
-
     /// Returns how long the acquisition excludes the other waiters in the queue. `None`: it does
     /// not, or its end is not known, so the next waiter sends its request at once.
-    fn excludes_waiters_for(&self) -> Option<Duration>;
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        None
+    }
 
     /// Handles a message that arrived while the object was acquired. It is mostly of an earlier
     /// release, but the object may have been released meanwhile. If so, this wakes the waiters.
     fn doubt(&mut self) {}
-
-    /// Returns whether this may take a hold that another request of the client hands over.
-    fn takes_offers(&self) -> bool {
-        false
-    }
 
     /// Returns what a release of this client needs to know to acquire the object for this request.
     /// `None`: it cannot, or this takes over holds.
@@ -117,15 +143,10 @@ pub(crate) trait Attempt: Send {
         None
     }
 
-    /// Returns how much of the object this requests.
-    fn share(&self) -> Share {
-        Share::Whole
-    }
-
     /// Takes what was offered. Returns the grant, and when its lease ends without a renewal; `None`
     /// for the latter if the acquisition does not exclude the other waiters. `None` if this request
     /// cannot use the offer, which is released then.
-    fn take(&mut self, offer: Offer, now: Instant) -> Option<(Self::Grant, Option<Instant>)> {
+    fn take(&mut self, offer: Offer, now: Instant) -> Option<(Self::Acquired, Option<Instant>)> {
         drop((offer, now));
         None
     }
@@ -136,7 +157,7 @@ pub(crate) trait Attempt: Send {
     fn accept(
         &mut self,
         message: i64,
-    ) -> impl Future<Output = Option<(Self::Grant, Instant)>> + Send {
+    ) -> impl Future<Output = Option<(Self::Acquired, Instant)>> + Send {
         let _ = message;
         std::future::ready(None)
     }
@@ -164,65 +185,65 @@ impl WaitQueues {
     /// (`None`: the store refused it).
     ///
     /// Cancel-safe: a dropped waiter leaves the queue, and the next one gets the turn.
-    pub(crate) async fn acquire<A: Attempt>(
+    pub(crate) async fn acquire<R: Request>(
         &self,
-        attempt: &mut A,
+        request: &mut R,
         waits: bool,
-    ) -> Result<Option<A::Grant>> {
-        if waits && let Some(waiter) = self.join_existing(attempt) {
-            return wait_in_queue(&waiter, attempt).await.map(Some);
+    ) -> Result<Option<R::Acquired>> {
+        if waits && let Some(waiter) = self.join_existing(request) {
+            return wait_in_queue(&waiter, request).await.map(Some);
         }
         // Either this client has no waiters, so that the object is probably free and one round trip
         // is enough, or the request does not wait.
-        match attempt.send(false).await? {
+        match request.send(false).await? {
             Outcome::Done(grant) => Ok(Some(grant)),
             Outcome::Wait(_) if !waits => Ok(None),
             Outcome::Wait(_) => {
-                let waiter = self.join(attempt, true);
-                wait_in_queue(&waiter, attempt).await.map(Some)
+                let waiter = self.join(request, true);
+                wait_in_queue(&waiter, request).await.map(Some)
             }
         }
     }
 
     /// Like `acquire`, for a request that was refused before or that found a queue: waits for its
     /// turn first.
-    pub(crate) async fn acquire_in_turn<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
+    pub(crate) async fn acquire_in_turn<R: Request>(&self, request: &mut R) -> Result<R::Acquired> {
         // A request for several objects may get here before it was sent. Then the store has not
         // answered it, although it joins an existing queue.
-        let last = attempt.progress().last_contact();
+        let last = request.progress().last_contact();
         let answered = matches!(last, Some(LastContact::Answered));
-        let existing = self.join_existing(attempt);
-        let waiter = existing.unwrap_or_else(|| self.join(attempt, answered));
-        wait_in_queue(&waiter, attempt).await
+        let existing = self.join_existing(request);
+        let waiter = existing.unwrap_or_else(|| self.join(request, answered));
+        wait_in_queue(&waiter, request).await
     }
 }
 
 /// Waits for the turn, and then as the first waiter of the queue.
-async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
-    attempt
+async fn wait_in_queue<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R::Acquired> {
+    request
         .progress()
         .join_queue(waiter.contacts(), waiter.joined);
     let mut now = Some(waiter.joined);
     let turn = loop {
         match waiter.turn(now.take()).await {
-            Turn::Register => waiter.register(|since| attempt.registrar()(since)),
+            Turn::Register => waiter.register(|since| request.registrar()(since)),
             Turn::Sleep => continue,
             turn => break turn,
         };
     };
-    attempt.progress().leave_queue();
+    request.progress().leave_queue();
     match turn {
         Turn::Fail { since, error } => {
-            attempt.progress().record_failure(since, error.clone());
+            request.progress().record_failure(since, error.clone());
             return Err(error);
         }
-        Turn::First { relies: true } => attempt.progress().record_answer(),
+        Turn::First { relies: true } => request.progress().record_answer(),
         _ => {}
     }
     // Boxed: of many waiters, one is the first.
     Box::pin(async {
-        let (report, register) = (attempt.reporter(), attempt.registrar());
-        let mut waiting = pin!(wait_as_first(waiter, attempt));
+        let (report, register) = (request.reporter(), request.registrar());
+        let mut waiting = pin!(wait_as_first(waiter, request));
         let long_wait = async {
             let remind = async {
                 sleep_until(waiter.joined + REGISTERED_AFTER).await;
@@ -251,13 +272,13 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
 }
 
 /// Waits as the first waiter of the queue: repeats the request when it may succeed.
-async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
+async fn wait_as_first<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R::Acquired> {
     waiter.subscription.ended().await;
     loop {
         let (next, now) = waiter.next().await;
         let (message, woken_at) = match next {
             Next::Take(offer) => {
-                let Some((grant, until)) = offer.end(|offer| attempt.take(offer, now)) else {
+                let Some((grant, until)) = offer.end(|offer| request.take(offer, now)) else {
                     continue;
                 };
                 waiter.queue(|queue| queue.took(until));
@@ -267,9 +288,9 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
             Next::Drop(_) | Next::Sleep(_) => continue,
         };
         if message != 0
-            && let Some((grant, until)) = attempt.accept(message).await
+            && let Some((grant, until)) = request.accept(message).await
         {
-            attempt.progress().record_answer();
+            request.progress().record_answer();
             waiter.request_ended(Some(LastContact::Answered));
             // No message puts it in doubt: releases do not serve waiters that accept grants.
             waiter.queue(|queue| queue.acquired(Some(until)));
@@ -277,17 +298,17 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
             return Ok(grant);
         }
         let sent_at = Instant::now();
-        let pause = attempt.pause();
+        let pause = request.pause();
         let subscribe = pause.is_none() && waiter.subscription.begin();
-        let outcome = request_as_first(waiter, attempt, subscribe).await?;
+        let outcome = request_as_first(waiter, request, subscribe).await?;
         let left = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
                 waiter.metrics().acquired_after_wake(woken_at);
-                let until = attempt.excludes_waiters_for().map(|held| sent_at + held);
+                let until = request.excludes_waiters_for().map(|held| sent_at + held);
                 let (outdated, is_in_doubt) = waiter.queue(|queue| queue.acquired(until));
                 drop(outdated);
                 if is_in_doubt {
-                    attempt.doubt();
+                    request.doubt();
                 }
                 return Ok(grant);
             }
@@ -305,19 +326,19 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
 /// Sends the request, and records its outcome for the whole queue. If the store cannot be reached,
 /// all waiters for the object fail together. Otherwise each would take another response timeout to
 /// fail.
-async fn request_as_first<A: Attempt>(
+async fn request_as_first<R: Request>(
     waiter: &Waiter,
-    attempt: &mut A,
+    request: &mut R,
     subscribe: bool,
-) -> Result<Outcome<A::Grant>> {
-    let shares_outcome = attempt.shares_outcome();
-    if shares_outcome {
+) -> Result<Outcome<R::Acquired>> {
+    let fails_alone = request.place().fails_alone;
+    if !fails_alone {
         waiter.queue(|queue| queue.request_started(Instant::now()));
     }
     // Boxed, so that a first waiter that sleeps is small.
-    let answer = Box::pin(attempt.send(subscribe)).await;
-    if shares_outcome {
-        waiter.request_ended(attempt.progress().last_contact());
+    let answer = Box::pin(request.send(subscribe)).await;
+    if !fails_alone {
+        waiter.request_ended(request.progress().last_contact());
         if answer.as_ref().is_err_and(Error::is_outage) {
             waiter.fail_all();
         }

@@ -1,8 +1,6 @@
 //! Observes an object: looks at it until it is in a certain state. For calls that acquire nothing.
 
-use std::time::Duration;
-
-use super::{Attempt, Limits, Request, WaitQueues};
+use super::{Limits, Place, Request, WaitQueues};
 use crate::error::Result;
 use crate::hold::QueueKind;
 use crate::join::Boxed;
@@ -27,7 +25,6 @@ impl WaitQueues {
         look: &'a Look<'a, T>,
     ) -> Result<Option<T>> {
         let mut observation = Observation {
-            queues: self,
             channel,
             object,
             progress,
@@ -39,7 +36,6 @@ impl WaitQueues {
 
 /// A caller that looks at an object, as the wait queues see it.
 struct Observation<'a, T> {
-    queues: &'a WaitQueues,
     channel: &'a str,
     object: &'a str,
     progress: &'a Progress,
@@ -49,24 +45,11 @@ struct Observation<'a, T> {
 impl<T: Send> Request for Observation<'_, T> {
     type Acquired = T;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<T>> {
-        self.queues.acquire(self, waits).await
-    }
-}
-
-impl<T: Send> Attempt for Observation<'_, T> {
-    type Grant = T;
-
-    fn channel(&self) -> &str {
-        self.channel
-    }
-
-    fn object(&self) -> &str {
-        self.object
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        QueueKind::Shared
+    fn place(&self) -> Place<'_> {
+        Place {
+            queue: QueueKind::Shared,
+            ..Place::new(self.channel, self.object)
+        }
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<T>> {
@@ -75,10 +58,5 @@ impl<T: Send> Attempt for Observation<'_, T> {
 
     fn progress(&self) -> &Progress {
         self.progress
-    }
-
-    /// A result excludes no other observer.
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
     }
 }

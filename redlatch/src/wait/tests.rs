@@ -89,19 +89,16 @@ pub(super) fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = An
     }
 }
 
-impl Attempt for Scripted {
-    type Grant = u32;
+impl Request for Scripted {
+    type Acquired = u32;
 
-    fn channel(&self) -> &str {
-        &self.channel
-    }
-
-    fn object(&self) -> &str {
-        &self.object
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        self.kind
+    fn place(&self) -> Place<'_> {
+        Place {
+            queue: self.kind,
+            takes_offers: self.takes_offers,
+            fails_alone: !self.shares_outcome,
+            ..Place::new(&self.channel, &self.object)
+        }
     }
 
     async fn send(&mut self, subscribe: bool) -> Answer {
@@ -129,16 +126,8 @@ impl Attempt for Scripted {
         &self.progress
     }
 
-    fn shares_outcome(&self) -> bool {
-        self.shares_outcome
-    }
-
     fn excludes_waiters_for(&self) -> Option<Duration> {
         self.keeps
-    }
-
-    fn takes_offers(&self) -> bool {
-        self.takes_offers
     }
 
     fn claim(&self) -> Option<Claim> {
@@ -179,15 +168,6 @@ impl Attempt for Scripted {
 
     fn pause(&mut self) -> Option<Duration> {
         self.pause
-    }
-}
-
-impl Request for Scripted {
-    type Acquired = u32;
-
-    async fn acquire(&mut self, waits: bool) -> Result<Option<u32>> {
-        let queues = self.queues.clone();
-        queues.acquire(self, waits).await
     }
 }
 
@@ -608,18 +588,14 @@ async fn outage_is_logged_once() {
     assert!(!waiting.is_empty());
 }
 
-/// An attempt that implements only the required methods.
+/// A request that implements only the required methods.
 struct Plain(Scripted);
 
-impl Attempt for Plain {
-    type Grant = u32;
+impl Request for Plain {
+    type Acquired = u32;
 
-    fn channel(&self) -> &str {
-        self.0.channel()
-    }
-
-    fn object(&self) -> &str {
-        self.0.object()
+    fn place(&self) -> Place<'_> {
+        Place::new(&self.0.channel, &self.0.object)
     }
 
     async fn send(&mut self, subscribe: bool) -> Answer {
@@ -628,10 +604,6 @@ impl Attempt for Plain {
 
     fn progress(&self) -> &Progress {
         self.0.progress()
-    }
-
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
     }
 }
 

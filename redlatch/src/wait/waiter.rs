@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::Attempt;
 use super::queue::{Next, Queue, Queues, Serves, Turn};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
+use super::{Place, Request};
 use crate::background::{Background, Counted};
 use crate::client_registry::RegisteredWait;
 use crate::environment::{random_fraction, task};
@@ -140,29 +140,32 @@ impl WaitQueues {
 
     /// Joins the wait queue for the object of a request, if its channel has waiters or a lingering
     /// subscription.
-    pub(super) fn join_existing(&self, attempt: &impl Attempt) -> Option<Waiter> {
-        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, attempt, false);
-        self.channels.find(attempt.channel(), join)
+    pub(super) fn join_existing(&self, request: &impl Request) -> Option<Waiter> {
+        let place = request.place();
+        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, request, &place, false);
+        self.channels.find(place.channel, join)
     }
 
     /// Joins the wait queue for the object of a request, which is created if there is none.
     /// `answered`: whether the store has answered the request.
-    pub(super) fn join(&self, attempt: &impl Attempt, answered: bool) -> Waiter {
-        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, attempt, answered);
-        self.channels.find_or_add(attempt.channel(), join)
+    pub(super) fn join(&self, request: &impl Request, answered: bool) -> Waiter {
+        let place = request.place();
+        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, request, &place, answered);
+        self.channels.find_or_add(place.channel, join)
     }
 
     fn add_waiter(
         &self,
         entry: &mut ChannelEntry,
-        attempt: &impl Attempt,
+        request: &impl Request,
+        place: &Place<'_>,
         answered: bool,
     ) -> Waiter {
-        let object = entry.join(attempt.object());
-        let (kind, share) = (attempt.queue_kind(), attempt.share());
-        let serves = match attempt.takes_offers() {
+        let object = entry.join(place.object);
+        let (kind, share) = (place.queue, place.share);
+        let serves = match place.takes_offers {
             true => Serves::Offers,
-            false => attempt
+            false => request
                 .claim()
                 .map_or(Serves::Not, |claim| Serves::Claim(Box::new(claim))),
         };

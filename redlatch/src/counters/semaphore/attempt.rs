@@ -18,7 +18,7 @@ use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Offer, Request};
+use crate::wait::{Offer, Place, Request};
 
 impl AcquireOnce for Semaphore {
     type Held = HeldPermits;
@@ -61,24 +61,16 @@ struct PermitsRequest<'a> {
 }
 
 impl Request for PermitsRequest<'_> {
+    /// Releases the permits from the moment they are acquired.
     type Acquired = HeldPermits;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<HeldPermits>> {
-        let session = &self.semaphore.session;
-        session.waiting.acquire(self, waits).await
-    }
-}
-
-impl Attempt for PermitsRequest<'_> {
-    /// Releases the permits from the moment they are acquired.
-    type Grant = HeldPermits;
-
-    fn channel(&self) -> &str {
-        self.semaphore.object.channel()
-    }
-
-    fn object(&self) -> &str {
-        self.semaphore.object.key()
+    fn place(&self) -> Place<'_> {
+        let object = &self.semaphore.object;
+        Place {
+            share: self.share(),
+            takes_offers: self.semaphore.session.hands_off,
+            ..Place::new(object.channel(), object.key())
+        }
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<HeldPermits>> {
@@ -88,7 +80,7 @@ impl Attempt for PermitsRequest<'_> {
             // Reading may be repeated, acquiring must not. So the connection is made and the channel
             // subscribed before anything is acquired, at no extra cost to requests that must wait anyway.
             let read = counters::read(&self.semaphore.object);
-            let (channel, delivery) = (self.channel(), Delivery::QUEUED_INSPECTION);
+            let (channel, delivery) = (self.place().channel, Delivery::QUEUED_INSPECTION);
             let store = &session.store;
             let answer = store.run(&read, Some(channel), delivery, self.progress);
             if answer.await?.reply < i64::from(self.semaphore.permits) {
@@ -105,19 +97,6 @@ impl Attempt for PermitsRequest<'_> {
         self.progress
     }
 
-    /// There may be permits left for the next waiter.
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
-    }
-
-    fn takes_offers(&self) -> bool {
-        self.semaphore.session.hands_off
-    }
-
-    fn share(&self) -> Share {
-        Share::Permits(self.semaphore.permits)
-    }
-
     fn take(&mut self, offer: Offer, _: Instant) -> Option<(HeldPermits, Option<Instant>)> {
         let offered = offer.downcast::<OfferedPermits>().ok()?;
         Some((offered.take(self.share(), &self.semaphore.session)?, None))
@@ -125,6 +104,10 @@ impl Attempt for PermitsRequest<'_> {
 }
 
 impl PermitsRequest<'_> {
+    fn share(&self) -> Share {
+        Share::Permits(self.semaphore.permits)
+    }
+
     /// Makes one attempt. If it is dropped after it was sent, or the answer takes too long, a
     /// background task awaits the answer and drops the permits that it grants, which releases them.
     async fn try_acquire(&self) -> Result<Outcome<HeldPermits>> {

@@ -382,21 +382,16 @@ impl PendingRelease {
     /// Retries until the release succeeds or is known to be impossible. No flush waits for it after several refusals; as nothing
     /// else releases the permits, it continues.
     async fn retry_release(mut self, work: WorkRef) {
-        let mut tries = Tries::default();
-        let give_up = Instant::now() + RELEASE_RETRY_LIMIT;
+        let mut tries = Tries::new(work, Instant::now() + RELEASE_RETRY_LIMIT);
         let (object, permits) = (self.object.clone(), self.permits);
         while let Err(error) = self.try_release().await {
             if self.final_error.is_some() {
                 return;
             }
-            if Instant::now() >= give_up {
+            let Some((pause, _)) = tries.failed(&error, Instant::now()) else {
                 self.final_error = Some(error);
                 return;
-            }
-            let pause = tries.failed(&error);
-            if tries.are_refused() {
-                work.refused();
-            }
+            };
             tracing::debug!(semaphore = object.full_name(), permits, %error,
                 "release failed; retrying");
             tokio::time::sleep(pause).await;

@@ -232,12 +232,7 @@ impl<K: HasTicket> Lock<K> {
             field: of_ticket.field.clone(),
             lease: ticket.store_lease(),
         });
-        let requested = [RequestedHold {
-            hold_ref: &hold_ref,
-            terms,
-            limits: None,
-            request_number: 0,
-        }];
+        let requested = [RequestedHold::once(&*hold.kind, &hold_ref, terms)];
         let progress = Progress::default();
         let begin = move |_: &[u32]| {
             hold.state().adopts = Some(adopts);

@@ -281,13 +281,15 @@ pub(crate) struct StoreHandoff {
 }
 
 impl StoreHandoff {
-    /// Adds a guard, if the hold is that of this request, and the handoff was its latest step.
-    /// Returns the fencing token, and when the hold ends unless it is renewed.
+    /// Adds a guard, if the hold is that of this request, with its lease, and the handoff was its
+    /// latest step. Returns the fencing token, and when the hold ends unless it is renewed.
     pub(crate) fn take(self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
         let HoldRef { session, hold, .. } = requested.hold_ref;
         let mut receiver = self.receiver;
         let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
-        if !receiver.hold_ref.as_ref().is_some_and(same) {
+        // The waiter that was claimed may have left. Another one of its owner may want another lease.
+        if !receiver.hold_ref.as_ref().is_some_and(same) || receiver.lease != requested.terms.lease
+        {
             return None;
         }
         let _turn = hold.try_turn()?;

@@ -189,6 +189,37 @@ async fn offer_to_another_request_of_the_owner_leaves_no_guard() {
     assert_eq!(client.status().holds, 0);
 }
 
+/// The waiter for which the release acquired has left, and the next request of its owner wants another lease.
+#[tokio::test(start_paused = true)]
+async fn request_with_another_lease_takes_no_offer() {
+    let lease = |seconds: u32| (seconds > 0).then_some(seconds * SECOND);
+    // 0: it is renewed.
+    for (claimed, taken) in [(1, 60), (60, 1), (0, 300), (20, 0)] {
+        let [client, _] = clients().1;
+        let lock = client.lock("a");
+        let [first, me] = [(); 2].map(|()| Owner::new());
+        let guard = lock.lock().owner(first).await.unwrap();
+        let mut requests = Vec::new();
+        for seconds in [claimed, taken] {
+            let mut request = lock.lock().owner(me);
+            if let Some(lease) = lease(seconds) {
+                request = request.lease(lease);
+            }
+            requests.push(tokio::spawn(request.into_future()));
+            run_others().await;
+        }
+        guard.unlock().await.unwrap();
+        requests[0].abort();
+        let guard = requests.remove(1).await.unwrap().unwrap();
+        let holds_for = lease(taken).unwrap_or(60 * SECOND);
+        tokio::time::sleep(holds_for * 9 / 10).await;
+        assert!(guard.is_valid() && is_held_by(&lock, me).await);
+        tokio::time::sleep(holds_for / 9).await;
+        let is_held = is_held_by(&lock, me).await;
+        assert_eq!((guard.is_valid(), is_held), (taken == 0, taken == 0));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiter_that_leaves_releases_what_it_was_granted() {
     let (_, [client, peer]) = clients();

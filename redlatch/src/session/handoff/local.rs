@@ -162,12 +162,18 @@ impl LocalHandoff {
         now: Instant,
     ) -> Option<Box<LocalHandoff>> {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
-        let is_available = {
+        let (is_available, is_registered) = {
             let state = hold.state_at(|| now);
-            state.held_period().is_some() && !state.period.is_asked() && !state.is_doubtful()
+            let is_held = state.held_period().is_some();
+            let is_certain = !state.period.is_asked() && !state.is_doubtful();
+            (is_held && is_certain, state.watchdog.registered)
         };
         if hold.kind.share() != share || !is_available {
             return None;
+        }
+        if is_registered {
+            // Its entry is about the earlier request.
+            session.watchdog.unwatch(hold);
         }
         limits.inspect(|limits| hold.start_limits(limits));
         if self.asks {

@@ -340,6 +340,31 @@ async fn canceled_waiter_passes_offer_on() {
     assert!(peer.lock("a").try_lock().await.unwrap().is_some());
 }
 
+/// The registry of clients shows the request that holds the lock, not the one from which it has the hold.
+#[tokio::test(start_paused = true)]
+async fn registered_hold_that_passes_on_is_registered_anew() {
+    let [client, _] = clients().1;
+    let lock = client.lock("a");
+    let first = lock.lock().note("first").await.unwrap();
+    let known = owner(&lock).await;
+    let next = tokio::spawn(lock.lock().note("second").into_future());
+    tokio::time::sleep(SECOND * 3 / 2).await;
+    let entry = || async {
+        let state = client.inspect("a").await.unwrap().unwrap();
+        state.holders()[0].registered.clone()
+    };
+    assert_eq!(entry().await.unwrap().note.as_deref(), Some("first"));
+    let next = unlock_for(first, next).await;
+    assert_eq!(owner(&lock).await, known, "it has passed on");
+    for (waited, note) in [(SECOND / 2, None), (SECOND * 9 / 2, Some("second"))] {
+        tokio::time::sleep(waited).await;
+        let entry = entry().await;
+        assert_eq!(entry.as_ref().and_then(|entry| entry.note.as_deref()), note);
+        assert!(entry.is_none_or(|entry| entry.age <= 5 * SECOND));
+    }
+    drop(next);
+}
+
 #[tokio::test(start_paused = true)]
 async fn loss_is_reported_only_to_guard_that_has_the_hold() {
     let [client, peer] = clients().1;

@@ -35,15 +35,15 @@ use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
 use crate::error::Result;
-use crate::hold::{AcquireParams, PeriodId, QueueKind};
+use crate::hold::PeriodId;
 use crate::join::Boxed;
 use crate::lease::Lease;
 use crate::locks::HoldGuard;
-use crate::session::{AllOrNone, HoldRef, RequestedHold, Terms};
+use crate::session::{AllOrNone, HoldRef, RequestedHold};
 use crate::several::Member;
-use crate::step::{Outcome, Step};
+use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, Request};
+use crate::wait::{Place, Request, WaitQueues};
 
 /// Maximum number of locks that one script acquires, so that it does not block the server.
 const MAX_BATCH: usize = 100;
@@ -76,39 +76,30 @@ pub(super) struct MultiLockRequest<'a> {
     attempt_runs: Arc<AtomicBool>,
 }
 
-/// A member, with the owner's hold.
+/// A member, with the request for the owner's hold. Its limits begin when all members are held.
 struct RequestedMember<'a> {
     member: &'a Member,
-    hold_ref: &'a HoldRef,
-    terms: Terms,
+    requested: RequestedHold<'a>,
 }
 
 impl<'a> RequestedMember<'a> {
-    fn channel(&self) -> &'a str {
-        self.member.lock.kind.channel(&self.hold_ref.hold)
-    }
-
-    /// Returns the step that acquires it once more than the owner holds it.
-    fn acquire(&self, held: u32, waits: bool) -> Step<'a, Outcome> {
-        let count = held + 1;
-        self.member.lock.kind.acquire(AcquireParams {
-            hold: &self.hold_ref.hold,
-            count,
-            lease: self.hold_ref.lease(self.terms, count, Instant::now()),
+    /// Returns the request of an attempt that `waits` for this member, or not.
+    fn request(&self, waits: bool) -> RequestedHold<'a> {
+        RequestedHold {
             waits,
-            request_number: 0,
-        })
+            ..self.requested
+        }
     }
+}
 
-    /// Returns the same as a part of a step for several members, if it can be one.
-    fn part(&self, held: u32, waits: bool) -> Option<Part<'a>> {
-        let hold = &*self.hold_ref.hold;
-        Some(Part {
-            name: self.member.name(),
-            undo: hold.kind.undo(hold, held)?,
-            acquire: self.acquire(held, waits),
-        })
-    }
+/// Returns the acquisition of a member as a part of a step for several, if it can be one.
+fn part<'a>(requested: &RequestedHold<'a>, held: u32) -> Option<Part<'a>> {
+    let hold = &*requested.hold_ref.hold;
+    Some(Part {
+        name: hold.object.name(),
+        undo: hold.kind.undo(hold, held)?,
+        acquire: requested.step(held),
+    })
 }
 
 impl<'a> MultiLockRequest<'a> {
@@ -123,8 +114,7 @@ impl<'a> MultiLockRequest<'a> {
         let members: Vec<_> = both
             .map(|(member, hold_ref)| RequestedMember {
                 member,
-                hold_ref,
-                terms: member.terms(lease),
+                requested: RequestedHold::once(&*member.lock.kind, hold_ref, member.terms(lease)),
             })
             .collect();
         MultiLockRequest {
@@ -144,10 +134,10 @@ impl<'a> MultiLockRequest<'a> {
     /// must not wait behind them: see `HoldRef::hold_period`.
     fn first_queued_member(&self) -> Option<usize> {
         self.members.iter().position(|one| {
-            let waiting = &one.member.session().waiting;
-            let object = one.hold_ref.hold.object.identity();
-            waiting.channels.has_queue(one.channel(), object)
-                && one.hold_ref.hold_period().is_none()
+            let (requested, waiting) = (&one.requested, &one.member.session().waiting);
+            let object = requested.hold_ref.hold.object.identity();
+            waiting.channels.has_queue(requested.channel(), object)
+                && requested.hold_ref.hold_period().is_none()
         })
     }
 
@@ -159,14 +149,11 @@ impl<'a> MultiLockRequest<'a> {
     /// Waits for another member from now on, and removes the store's record of this waiter at the
     /// previous member. If an attempt is in flight, the step that settles it does so.
     fn switch_to(&mut self, other: Option<usize>) {
-        let left = self.waited_for();
+        let left = self.waited_for().request(true);
         let is_settled = self.member_in_flight && self.progress.was_sent();
-        if self.may_be_registered
-            && !is_settled
-            && let Some(ttl) = left.member.lock.kind.waiter_ttl()
-        {
-            let terms = left.terms.waiting(Some(ttl));
-            left.hold_ref.settle_in_background(terms.trace_lifetime);
+        if self.may_be_registered && !is_settled && left.kind.waiter_ttl().is_some() {
+            let lifetime = left.trace_lifetime();
+            left.hold_ref.settle_in_background(lifetime);
         }
         (self.may_be_registered, self.member_in_flight) = (false, false);
         self.blocking_member = other;
@@ -218,7 +205,10 @@ impl<'a> MultiLockRequest<'a> {
             let refused = match result {
                 Ok(AllOrNone::Acquired(tokens)) => {
                     for (one, token) in self.members[batch].iter().zip(tokens) {
-                        let held = HoldGuard::new(one.hold_ref.clone(), one.terms);
+                        let RequestedHold {
+                            hold_ref, terms, ..
+                        } = one.requested;
+                        let held = HoldGuard::new(hold_ref.clone(), terms);
                         held_members.push(HeldMember { held, token });
                     }
                     continue;
@@ -237,29 +227,17 @@ impl<'a> MultiLockRequest<'a> {
     /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member
     /// that is waited for.
     async fn acquire_batch(&self, batch: Range<usize>, subscribe: bool) -> Result<AllOrNone<u64>> {
-        let is_blocking = |i: usize| self.blocking_member == Some(i);
-        let each = || batch.clone().zip(&self.members[batch.clone()]);
-        let holds: Vec<_> = each()
-            .map(|(i, one)| {
-                let waiter_ttl = one.member.lock.kind.waiter_ttl();
-                RequestedHold {
-                    hold_ref: one.hold_ref,
-                    terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
-                    // They begin when all members are held.
-                    limits: None,
-                    request_number: 0,
-                }
-            })
+        let members = batch.clone().zip(&self.members[batch.clone()]);
+        let holds: Vec<_> = members
+            .map(|(i, one)| one.request(self.blocking_member == Some(i)))
             .collect();
-        let channel = each()
-            .find(|&(i, _)| subscribe && is_blocking(i))
-            .map(|(_, one)| one.channel());
-        let step = |held: &[u32]| match *held {
-            [held] => alone(self.members[batch.start].acquire(held, is_blocking(batch.start))),
+        let blocking = holds.iter().find(|requested| subscribe && requested.waits);
+        let channel = blocking.map(RequestedHold::channel);
+        let step = |held: &[u32]| match (held, &*holds) {
+            (&[held], [requested]) => alone(requested.step(held)),
             _ => {
-                let parts = each().zip(held);
-                let parts = parts.filter_map(|((i, one), &held)| one.part(held, is_blocking(i)));
-                acquire_all(parts.collect())
+                let parts = holds.iter().zip(held);
+                acquire_all(parts.filter_map(|(one, &held)| part(one, held)).collect())
             }
         };
         let blocked = |reply: &AllOrNone<u64>| match reply {
@@ -279,7 +257,7 @@ fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
     for (i, one) in members.iter().enumerate() {
-        let (member, hold) = (one.member, &*one.hold_ref.hold);
+        let (member, hold) = (one.member, &*one.requested.hold_ref.hold);
         // A member without an undo step is acquired by itself.
         let composes = hold.kind.undo(hold, 0).is_some();
         let joins = |last: &Member| {
@@ -333,11 +311,30 @@ impl Drop for AttemptRuns {
 }
 
 impl Request for MultiLockRequest<'_> {
-    type Acquired = Vec<HeldMember>;
+    /// All members, or the one that blocks now, for which the request does not wait.
+    type Acquired = AllOrNone<HeldMember>;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<Vec<HeldMember>>> {
+    /// In the queue of the member that blocks.
+    fn place(&self) -> Place<'_> {
+        let RequestedHold { kind, hold_ref, .. } = self.waited_for().requested;
+        Place {
+            queue: kind.spec().queue,
+            // Members may be in other stores.
+            fails_alone: true,
+            ..Place::new(
+                kind.channel(&hold_ref.hold),
+                hold_ref.hold.object.identity(),
+            )
+        }
+    }
+
+    async fn acquire(
+        &mut self,
+        _: &WaitQueues,
+        waits: bool,
+    ) -> Result<Option<AllOrNone<HeldMember>>> {
         for one in &self.members {
-            one.hold_ref.settle_sibling().await;
+            one.requested.hold_ref.settle_sibling().await;
         }
         let mut since = None;
         let mut blocking = self.first_queued_member().filter(|_| waits);
@@ -346,52 +343,32 @@ impl Request for MultiLockRequest<'_> {
                 self.switch_to(None);
                 since = Some(PeriodId::latest());
                 match self.try_all(false).await? {
-                    AllOrNone::Acquired(held_members) => return Ok(Some(held_members)),
-                    AllOrNone::Blocked(..) if !waits => return Ok(None),
-                    AllOrNone::Blocked(i, _) => blocking = Some(i),
+                    AllOrNone::Blocked(i, _) if waits => blocking = Some(i),
+                    done => return Ok(Some(done)),
                 }
                 continue;
             };
             self.switch_to(Some(i));
-            let RequestedMember {
-                member, hold_ref, ..
-            } = self.members[i];
+            let RequestedMember { member, requested } = self.members[i];
             let attempt_runs = self.attempt_runs.clone();
             let result = tokio::select! {
                 biased;
                 result = member.session().waiting.acquire_in_turn(self) => result?,
                 // Bypasses the queue: see `HoldRef::hold_period`.
-                () = held_through_another(hold_ref, since, &attempt_runs) => {
+                () = held_through_another(requested.hold_ref, since, &attempt_runs) => {
                     blocking = None;
                     continue;
                 }
             };
             match result {
-                AllOrNone::Acquired(held_members) => return Ok(Some(held_members)),
                 AllOrNone::Blocked(i, _) => {
                     self.switch_to(None);
                     self.pause_before_switch().await;
                     blocking = Some(i);
                 }
+                done => return Ok(Some(done)),
             }
         }
-    }
-}
-
-impl Attempt for MultiLockRequest<'_> {
-    /// All members, or another member that blocks now.
-    type Grant = AllOrNone<HeldMember>;
-
-    fn channel(&self) -> &str {
-        self.waited_for().channel()
-    }
-
-    fn object(&self) -> &str {
-        self.waited_for().hold_ref.hold.object.identity()
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        self.waited_for().member.lock.kind.spec().queue
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<AllOrNone<HeldMember>>> {
@@ -405,31 +382,25 @@ impl Attempt for MultiLockRequest<'_> {
         self.progress
     }
 
-    /// Members may be in other stores.
-    fn shares_outcome(&self) -> bool {
-        false
-    }
-
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let one = self.waited_for();
+        let RequestedHold { kind, terms, .. } = self.waited_for().requested;
         // A spin lock publishes nothing when it is released.
-        let publishes = one.member.lock.kind.spec().excludes_waiters();
-        (self.acquired_all && publishes).then(|| one.terms.lease.duration())
+        let publishes = kind.spec().excludes_waiters();
+        (self.acquired_all && publishes).then(|| terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
         self.tries = self.tries.saturating_add(1);
-        let kind = &self.waited_for().member.lock.kind;
-        kind.pause(self.tries - 1)
+        self.waited_for().requested.kind.pause(self.tries - 1)
     }
 
     fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
-        self.waited_for().hold_ref.registrar()
+        self.waited_for().requested.hold_ref.registrar()
     }
 
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
-        let one = self.waited_for();
-        let (lock, waiting) = (one.member.lock.clone(), one.hold_ref.hold.clone());
+        let RequestedMember { member, requested } = self.waited_for();
+        let (lock, waiting) = (member.lock.clone(), requested.hold_ref.hold.clone());
         |since| lock.report(waiting, since)
     }
 }

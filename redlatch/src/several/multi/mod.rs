@@ -19,6 +19,7 @@ use crate::locks::{Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, Try
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::KeyLayout;
 use crate::owner::Owner;
+use crate::session::AllOrNone;
 use crate::several::{
     Member, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
 };
@@ -193,8 +194,8 @@ impl AcquireOnce for MultiLock {
                     if named.is_some() && hold_refs.iter().any(|one| one.hold.loss().is_some()) => {
                 }
                 Err(error) => return Err(error),
-                Ok(None) => return Ok(None),
-                Ok(Some(members)) => {
+                Ok(None | Some(AllOrNone::Blocked(..))) => return Ok(None),
+                Ok(Some(AllOrNone::Acquired(members))) => {
                     let held = members.iter().map(|member| &member.held);
                     held.for_each(|held| held.start_limits(hold_limits));
                     return Ok(Some(HeldLocks { owner, members }));

@@ -19,7 +19,6 @@ use super::held::{Majority, MemberHold, quorum_valid_for, take_holds};
 use super::{answer_within, quorum};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::hold::AcquireParams;
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
 use crate::locks::{HoldGuard, Options};
@@ -28,7 +27,7 @@ use crate::session::{HoldRef, RequestedHold, Terms};
 use crate::several::Member;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
-use crate::wait::{Attempt, Limits, Request};
+use crate::wait::{Limits, Place, Request, WaitQueues};
 
 /// One acquisition in progress.
 pub(super) struct RedLockRequest<'a> {
@@ -61,19 +60,12 @@ pub(super) async fn request_member(
 ) -> Result<Option<HoldGuard>> {
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.is_red_lock_member();
-    let kind = &member.lock.kind;
-    let step = |hold, count| kind.acquire(AcquireParams::without_waiting(hold, count, terms.lease));
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
     let progress = Progress::default();
-    let requested = RequestedHold {
-        hold_ref: &hold_ref,
-        terms,
-        // They begin when a majority is held.
-        limits: None,
-        request_number: 0,
-    };
-    let attempt = requested.try_acquire(None, &progress, step);
+    // The limits begin when a majority is held.
+    let requested = RequestedHold::once(&*member.lock.kind, &hold_ref, terms);
+    let attempt = requested.try_acquire(None, &progress);
     Ok(match answer_within(member_timeout, attempt).await? {
         Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),
         Outcome::Wait(_) => None,
@@ -164,27 +156,16 @@ impl RedLockRequest<'_> {
 impl Request for RedLockRequest<'_> {
     type Acquired = Arc<Majority>;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<Arc<Majority>>> {
+    fn place(&self) -> Place<'_> {
+        Place::new(&self.queue_name, &self.queue_name)
+    }
+
+    async fn acquire(&mut self, queues: &WaitQueues, waits: bool) -> Result<Option<Arc<Majority>>> {
         match self.owner.is_anonymous() {
-            true => {
-                let waiting = &self.members[0].session().waiting;
-                waiting.acquire(self, waits).await
-            }
+            true => queues.acquire(self, waits).await,
             // An owner that may already hold the lock must not wait behind its waiters.
             false => self.repeat_rounds(waits).await,
         }
-    }
-}
-
-impl Attempt for RedLockRequest<'_> {
-    type Grant = Arc<Majority>;
-
-    fn channel(&self) -> &str {
-        &self.queue_name
-    }
-
-    fn object(&self) -> &str {
-        &self.queue_name
     }
 
     async fn send(&mut self, _: bool) -> Result<Outcome<Arc<Majority>>> {
@@ -196,10 +177,6 @@ impl Attempt for RedLockRequest<'_> {
 
     fn progress(&self) -> &Progress {
         self.progress
-    }
-
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
     }
 
     fn pause(&mut self) -> Option<Duration> {
