@@ -234,12 +234,15 @@ impl HoldState {
         if is_refused || remaining < lease / 2 {
             return Err(NoHandoff::Release);
         }
-        let handoff = self
-            .period
-            .chain
-            .local_handoff(can_ask, released_at, random_fraction)?;
-        self.period.pass_on(now);
-        Ok(handoff)
+        let chain = &mut self.period.chain;
+        let handoff = chain.local_handoff(can_ask, released_at, random_fraction);
+        match handoff {
+            Ok(_) => self.period.pass_on(now),
+            // It was released in time, however long the question takes.
+            Err(NoHandoff::AskFirst) => self.period.end_limits(),
+            Err(NoHandoff::Release) => {}
+        }
+        handoff
     }
 
     pub(super) fn snapshot(&self) -> HoldSnapshot {

@@ -51,8 +51,9 @@ impl HoldGuard {
                 let mut handed_off = self.hand_off();
                 if handed_off == Err(NoHandoff::AskFirst) {
                     // Boxed: only after long sections.
-                    let asking = LocalHandoff::offer_after_asking(&self.hold_ref, self.terms);
-                    handed_off = Box::pin(asking).await;
+                    let (hold_ref, released_at) = (&self.hold_ref, Instant::now());
+                    let offer = LocalHandoff::offer_after_asking(hold_ref, self.terms, released_at);
+                    handed_off = Box::pin(offer).await;
                 }
                 if handed_off.is_ok() {
                     (self.removed, self.settled) = (true, true);

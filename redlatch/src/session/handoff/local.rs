@@ -120,14 +120,13 @@ impl LocalHandoff {
     }
 
     /// Asks the store whether other clients wait, and then offers the hold. If the store does not answer soon, the hold has to
-    /// be released. The limits of the guard end before: it was released in time.
+    /// be released.
     pub(crate) async fn offer_after_asking(
         hold_ref: &HoldRef,
         terms: Terms,
+        released_at: Instant,
     ) -> Result<(), NoHandoff> {
-        let released_at = Instant::now();
         let HoldRef { session, hold, .. } = hold_ref;
-        hold.state().period.end_limits();
         let asking = session.check_handoff(&hold.object, hold);
         let _ = timeout(ASK_LIMIT, asking).await;
         LocalHandoff::offer(hold_ref, terms, released_at, Instant::now())
@@ -137,6 +136,7 @@ impl LocalHandoff {
     pub(crate) fn offer_in_background(hold_ref: &HoldRef, terms: Terms) {
         let background = hold_ref.session.background.clone();
         let running = background.begin(&hold_ref.hold.object);
+        let released_at = Instant::now();
         let mut dropped = LocalHandoff {
             hold_ref: Some(hold_ref.take()),
             terms,
@@ -144,7 +144,7 @@ impl LocalHandoff {
         };
         background.spawn_begun(running, async move {
             if let Some(hold_ref) = &dropped.hold_ref
-                && LocalHandoff::offer_after_asking(hold_ref, terms)
+                && LocalHandoff::offer_after_asking(hold_ref, terms, released_at)
                     .await
                     .is_ok()
             {

@@ -295,6 +295,23 @@ async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     tokio::time::timeout(Duration::ZERO, future).await.ok()
 }
 
+/// The task that asks the store runs late.
+#[tokio::test(start_paused = true)]
+async fn guard_that_was_dropped_in_time_is_not_lost_at_its_limit() {
+    let [client, _] = clients().1;
+    let lock = client.lock("a");
+    let limited = lock.lock().at_most(Duration::from_millis(20));
+    let guard = limited.await.unwrap();
+    let (known, mut lost) = (owner(&lock).await, Box::pin(guard.lost()));
+    let next = waiter(&lock).await;
+    tokio::time::sleep(Duration::from_millis(15)).await;
+    drop(guard);
+    tokio::time::advance(Duration::from_millis(10)).await;
+    assert!(next.await.unwrap().unwrap().is_valid());
+    assert_eq!(owner(&lock).await, known, "it has passed on");
+    assert!(poll_once(&mut lost).await.is_none());
+}
+
 /// There is an offer at almost any time, but not the same one.
 #[tokio::test(start_paused = true)]
 async fn flush_does_not_wait_until_tasks_stop_competing() {
