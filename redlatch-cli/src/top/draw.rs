@@ -88,7 +88,7 @@ impl Column {
 
     fn text(self, lock: &Lock, row: &Row) -> String {
         match self {
-            Column::Kind => lock.kind.clone(),
+            Column::Kind => kind_text(lock).to_owned(),
             Column::Age => row.age.map_or("-".into(), age_text),
             Column::Waiters => lock.waiter_count.to_string(),
             Column::Wait => lock.longest_wait().map_or("-".into(), compact),
@@ -99,6 +99,14 @@ impl Column {
             },
             Column::Turns => row.turns.map_or("-".into(), turns_text),
         }
+    }
+}
+
+/// Returns the kind of a lock, in at most six letters. The holder of an election is its leader.
+fn kind_text(lock: &Lock) -> &str {
+    match lock.kind.as_str() {
+        "election" => "leader",
+        kind => kind,
     }
 }
 
@@ -396,7 +404,7 @@ fn list(view: &mut View, canvas: &mut Canvas<'_>, body: Body) {
         canvas.put(x, y, widths.name, &name, style);
         x += widths.name + 1;
         if has_kind {
-            canvas.put(x, y, Column::Kind.width(), &lock.kind, style);
+            canvas.put(x, y, Column::Kind.width(), kind_text(lock), style);
             x += Column::Kind.width() + 1;
         }
         let holder = shortened(&escape::line(&lock.holder_text()), widths.holder);

@@ -96,14 +96,18 @@ impl History {
             let turns = match (lock.token, seen.token) {
                 _ if is_first => 0,
                 (Some(token), Some(before)) => token.saturating_sub(before),
-                // Which of them are listed may change with each look.
+                // Of very many holders, the store may list others at each look.
                 _ if lock.holder_count > lock.holders.len() => 0,
                 _ => begun,
             };
             seen.token = lock.token.or(seen.token);
             seen.add_turns(turns);
             let holders = holders.cloned().collect();
-            let ended = seen.replace_holders(holders, look);
+            let mut ended = seen.replace_holders(holders, look);
+            if lock.holder_count > lock.holders.len() {
+                // They may only not be listed.
+                ended.clear();
+            }
             remember(&mut self.past, &lock.name, ended, look.at);
         }
         for (name, seen) in &mut self.locks {

@@ -177,6 +177,17 @@ fn list_fills_80_columns() {
     assert!(lines[23].starts_with("q quit  ? help"), "{lines:#?}");
 }
 
+/// The column has six letters.
+#[test]
+fn election_is_shown_as_leader() {
+    let mut view = view_with(vec![held("cleanup", "election", party("c1:7", "", 0, ""))]);
+    let lines = screen(&mut view, 80, 24);
+    assert!(
+        lines[3].starts_with("> cleanup  leader c1:7 "),
+        "{lines:#?}"
+    );
+}
+
 #[test]
 fn narrow_terminal_lacks_columns() {
     let mut view = view_with(some_locks());
@@ -368,6 +379,22 @@ fn details_show_holders_waiters_and_history() {
     assert!(narrow[8].contains("reindex 42"), "{narrow:#?}");
     press(&mut view, [KeyCode::Esc]);
     assert_eq!(view.mode, Mode::List);
+}
+
+/// Of very many holders, the store may list others at each look.
+#[test]
+fn holder_that_is_not_listed_has_not_ended() {
+    let start = Instant::now();
+    let mut view = view_with(vec![]);
+    let readers = |owner, holder_count| Lock {
+        holder_count,
+        ..held("a", "read", party(owner, "", 0, ""))
+    };
+    view.on_look(look(start, 1, vec![readers("c:1", 1001)]));
+    view.on_look(look(start, 2, vec![readers("c:2", 1001)]));
+    assert_eq!(view.history.past("a").count(), 0);
+    view.on_look(look(start, 3, vec![readers("c:3", 1)]));
+    assert_eq!(view.history.past("a").count(), 1);
 }
 
 #[test]

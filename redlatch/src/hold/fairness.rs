@@ -3,7 +3,7 @@
 //!
 //! 1. A *chain* begins when the store grants a hold or permits, and ends when they are released to the store. Meanwhile they
 //!    pass from one request of the client to the next.
-//! 2. After 64 of these, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
+//! 2. After 64 handoffs, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
 //!    of the object, and those in the queue of a fair lock with the same key. If there are any, the chain ends. An answer
 //!    counts for 10 ms. If none counts, as after each section that is longer, the release of a lock asks first.
 //! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five.
@@ -35,8 +35,8 @@ const HANDOFFS_PER_ANSWER: u32 = 64;
 /// How long a chain lasts at most: random between the two.
 const CHAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
 
-/// How many turns a chain lasts at least, if its sections are so long that there would be fewer.
-const LONG_CHAIN_TURNS: u32 = 8;
+/// How many handoffs a chain lasts at least, if its sections are so long that there would be fewer.
+const LONG_CHAIN_HANDOFFS: u32 = 8;
 
 /// How long a chain of these lasts at most.
 const LONG_CHAIN: Duration = Duration::from_secs(2);
@@ -51,11 +51,12 @@ const YIELDED_FOR: Duration = Duration::from_millis(1);
 /// To how many other clients the first waiter yields.
 const MAX_YIELDED_TO: usize = 5;
 
-/// How often no client goes first after none has used that: those that subscribe may not wait any more.
+/// For how many releases no client goes first, after those that were let first did not use it: clients
+/// that subscribe may not wait any more.
 const SKIPPED_YIELDS: usize = 32;
 
 /// How long a release waits for an answer before it frees the object.
-pub(crate) const ASK_LIMIT: Duration = Duration::from_millis(100);
+pub(crate) const CHECK_LIMIT: Duration = Duration::from_millis(100);
 
 /// How many releases do not ask whether other clients wait, after the store has said so. Sections that are longer than
 /// [`ALONE_FOR`] would need one more command each.
@@ -103,20 +104,19 @@ pub(crate) struct Chain {
     /// How long the chain lasts at most. `None` before the first handoff.
     longest: Option<Duration>,
     /// When the store was asked that has answered last; until then, when it granted them.
-    asked_at: Instant,
-    /// Number of handoffs since then.
-    handoffs: u32,
+    checked_at: Instant,
+    handoffs_since_check: u32,
     /// Number of handoffs since the store granted them.
-    turns: u32,
+    handoffs: u32,
     /// Whether the store is being asked.
-    asking: bool,
+    is_checking: bool,
     /// The other clients that wait, or may wait. `None`: there are none.
     others: Option<OtherClients>,
 }
 
 /// How a handoff has to ask the store whether another client waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asks {
+enum Checks {
     No,
     Beside,
     First,
@@ -126,7 +126,7 @@ enum Asks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoHandoff {
     /// The store has to be asked first whether another client waits.
-    AskFirst,
+    CheckFirst,
     Release,
 }
 
@@ -135,80 +135,80 @@ impl Chain {
         Chain {
             granted_at,
             longest: None,
-            asked_at: granted_at,
+            checked_at: granted_at,
+            handoffs_since_check: 0,
             handoffs: 0,
-            turns: 0,
-            asking: false,
+            is_checking: false,
             others: None,
         }
     }
 
     /// Counts a handoff in the client, if it is allowed. Returns whether to ask the store now whether another client waits: see
-    /// [`Chain::answered`]. `can_ask`: whether the release may ask the store first. `released_at`: when the release began; an
+    /// [`Chain::answered`]. `may_check_first`: whether the release may ask the store first. `released_at`: when the release began; an
     /// answer to its own question counts however long it took. `random`: returns a fraction.
     pub(crate) fn local_handoff(
         &mut self,
-        can_ask: bool,
+        may_check_first: bool,
         released_at: Instant,
         random: impl FnOnce() -> f64,
     ) -> Result<bool, NoHandoff> {
-        let (next, asks) = self.next(released_at, random).ok_or(NoHandoff::Release)?;
-        match asks {
-            Asks::First if can_ask => return Err(NoHandoff::AskFirst),
-            Asks::First => return Err(NoHandoff::Release),
-            Asks::Beside | Asks::No => *self = next,
+        let (next, checks) = self.next(released_at, random).ok_or(NoHandoff::Release)?;
+        match checks {
+            Checks::First if may_check_first => return Err(NoHandoff::CheckFirst),
+            Checks::First => return Err(NoHandoff::Release),
+            Checks::Beside | Checks::No => *self = next,
         }
-        let asks = asks == Asks::Beside && !self.asking;
-        self.asking |= asks;
-        Ok(asks)
+        let checks = checks == Checks::Beside && !self.is_checking;
+        self.is_checking |= checks;
+        Ok(checks)
     }
 
     /// Counts a handoff in the store, if it is allowed. Returns the chain for the next owner, and whether the step asks the
-    /// store if another client waits. `can_ask`: whether the store knows that.
+    /// store if another client waits. `can_count`: whether the store knows that.
     pub(crate) fn store_handoff(
         &mut self,
-        can_ask: bool,
+        can_count: bool,
         now: Instant,
         random: impl FnOnce() -> f64,
     ) -> Option<(Chain, bool)> {
-        let (mut next, asks) = self.next(now, random)?;
-        next.asking = false;
-        let asks = match asks {
-            Asks::First if !can_ask => return None,
-            asks => can_ask && asks != Asks::No,
+        let (mut next, checks) = self.next(now, random)?;
+        next.is_checking = false;
+        let checks = match checks {
+            Checks::First if !can_count => return None,
+            checks => can_count && checks != Checks::No,
         };
-        if asks {
-            (next.asked_at, next.handoffs) = (now, 0);
+        if checks {
+            (next.checked_at, next.handoffs_since_check) = (now, 0);
         }
-        Some((next, asks))
+        Some((next, checks))
     }
 
     /// Returns the chain after a handoff, and how it has to ask. `None`: other clients must get their turn.
-    fn next(&mut self, now: Instant, random: impl FnOnce() -> f64) -> Option<(Chain, Asks)> {
+    fn next(&mut self, now: Instant, random: impl FnOnce() -> f64) -> Option<(Chain, Checks)> {
         self.longest.get_or_insert_with(|| between(CHAIN, random()));
         if self.others.is_some() || self.is_over(now) {
             return None;
         }
         let next = Chain {
-            handoffs: self.handoffs + 1,
-            turns: self.turns.saturating_add(1),
+            handoffs_since_check: self.handoffs_since_check + 1,
+            handoffs: self.handoffs.saturating_add(1),
             ..*self
         };
         // How long ago it was known that no other client waits.
-        let alone_for = now.saturating_duration_since(self.asked_at);
-        let asks = if alone_for >= ALONE_FOR {
-            Asks::First
-        } else if next.handoffs >= HANDOFFS_PER_ANSWER || alone_for >= ALONE_FOR / 2 {
-            Asks::Beside
+        let alone_for = now.saturating_duration_since(self.checked_at);
+        let checks = if alone_for >= ALONE_FOR {
+            Checks::First
+        } else if next.handoffs_since_check >= HANDOFFS_PER_ANSWER || alone_for >= ALONE_FOR / 2 {
+            Checks::Beside
         } else {
-            Asks::No
+            Checks::No
         };
-        Some((next, asks))
+        Some((next, checks))
     }
 
     /// Returns how often the hold or the permits have passed on since the store granted them.
-    pub(crate) fn turns(&self) -> u32 {
-        self.turns
+    pub(crate) fn handoffs(&self) -> u32 {
+        self.handoffs
     }
 
     /// Returns when the store granted them.
@@ -219,8 +219,8 @@ impl Chain {
     /// Returns whether the chain has lasted as long as it may.
     fn is_over(&self, now: Instant) -> bool {
         let lasted = now.saturating_duration_since(self.granted_at);
-        let longest = match self.turns {
-            LONG_CHAIN_TURNS.. => self.longest,
+        let longest = match self.handoffs {
+            LONG_CHAIN_HANDOFFS.. => self.longest,
             _ => Some(LONG_CHAIN),
         };
         longest.is_some_and(|longest| lasted >= longest)
@@ -228,11 +228,11 @@ impl Chain {
 
     /// Records the answer to the question that a handoff or a release asks. `None`: no other client waits. An answer to an
     /// earlier question than the last one changes nothing.
-    pub(crate) fn answered(&mut self, asked_at: Instant, others: Option<OtherClients>) {
-        self.asking = false;
-        if asked_at >= self.asked_at {
+    pub(crate) fn answered(&mut self, checked_at: Instant, others: Option<OtherClients>) {
+        self.is_checking = false;
+        if checked_at >= self.checked_at {
             self.others = others;
-            (self.asked_at, self.handoffs) = (asked_at, 0);
+            (self.checked_at, self.handoffs_since_check) = (checked_at, 0);
         }
     }
 
@@ -241,7 +241,7 @@ impl Chain {
         let to = self.others.unwrap_or_default();
         Yields {
             to,
-            pauses: to.in_queue || self.turns > 0 && self.is_over(now),
+            pauses: to.in_queue || self.handoffs > 0 && self.is_over(now),
         }
     }
 }
@@ -337,53 +337,56 @@ mod tests {
     }
 
     /// Returns whether the store has to be asked beside the next handoff. `None`: there is none.
-    fn asks(limit: &mut Chain, now: Instant) -> Option<bool> {
-        limit.local_handoff(false, now, || 0.5).ok()
+    fn asks(chain: &mut Chain, now: Instant) -> Option<bool> {
+        chain.local_handoff(false, now, || 0.5).ok()
     }
 
     /// After 64 handoffs or 5 ms, and then not again until the answer.
     #[test]
     fn store_is_asked_regularly_whether_other_clients_wait() {
         let mut now = Instant::now();
-        let mut limit = Chain::new(now);
+        let mut chain = Chain::new(now);
         for _ in 0..2 {
             for handoff in 1..100 {
-                assert_eq!(asks(&mut limit, now), Some(handoff == 64));
+                assert_eq!(asks(&mut chain, now), Some(handoff == 64));
             }
             now += MILLI;
-            limit.answered(now, None);
+            chain.answered(now, None);
         }
         for passed in [4, 5, 6, 9] {
-            let answer = asks(&mut limit, now + passed * MILLI);
+            let answer = asks(&mut chain, now + passed * MILLI);
             assert_eq!(answer, Some(passed == 5));
         }
         // The time counts from the question.
-        limit.answered(now + 5 * MILLI, None);
-        assert_eq!(asks(&mut limit, now + 9 * MILLI), Some(false));
-        assert_eq!(asks(&mut limit, now + 10 * MILLI), Some(true));
-        assert_eq!(asks(&mut limit, now + 15 * MILLI), None, "not answered");
+        chain.answered(now + 5 * MILLI, None);
+        assert_eq!(asks(&mut chain, now + 9 * MILLI), Some(false));
+        assert_eq!(asks(&mut chain, now + 10 * MILLI), Some(true));
+        assert_eq!(asks(&mut chain, now + 15 * MILLI), None, "not answered");
     }
 
     /// A release asks if no answer is newer than 10 ms, and its own answer counts however long it takes.
     #[test]
     fn release_asks_after_long_section() {
         let begin = Instant::now();
-        let mut limit = Chain::new(begin);
-        assert_eq!(asks(&mut limit, begin + 9 * MILLI), Some(true));
+        let mut chain = Chain::new(begin);
+        assert_eq!(asks(&mut chain, begin + 9 * MILLI), Some(true));
         let released_at = begin + 10 * MILLI;
         let [asks, releases] = [true, false].map(|can_ask| {
-            let handed_off = limit.local_handoff(can_ask, released_at, || 0.0);
+            let handed_off = chain.local_handoff(can_ask, released_at, || 0.0);
             handed_off.unwrap_err()
         });
-        assert_eq!((asks, releases), (NoHandoff::AskFirst, NoHandoff::Release));
-        limit.answered(released_at + MILLI, None);
-        let handed_off = limit.local_handoff(true, released_at, || 0.0);
+        assert_eq!(
+            (asks, releases),
+            (NoHandoff::CheckFirst, NoHandoff::Release)
+        );
+        chain.answered(released_at + MILLI, None);
+        let handed_off = chain.local_handoff(true, released_at, || 0.0);
         assert_eq!(handed_off, Ok(false));
         // The next section. The question beside the first handoff is answered later than that of this release.
         let released_at = begin + 30 * MILLI;
-        limit.answered(released_at, others(1, false));
-        limit.answered(begin + 9 * MILLI, None);
-        let handed_off = limit.local_handoff(true, released_at, || 0.0);
+        chain.answered(released_at, others(1, false));
+        chain.answered(begin + 9 * MILLI, None);
+        let handed_off = chain.local_handoff(true, released_at, || 0.0);
         assert_eq!(handed_off, Err(NoHandoff::Release));
     }
 
@@ -400,49 +403,49 @@ mod tests {
             (true, 0.0, LONG_CHAIN, LONG_CHAIN / 4),
             (false, 1.0, ALONE_FOR, ALONE_FOR / 4),
         ] {
-            let mut limit = Chain::new(now);
+            let mut chain = Chain::new(now);
             let (mut elapsed, mut asked) = (Duration::ZERO, 0);
-            while let Some((next, asks)) = limit.store_handoff(can_ask, now + elapsed, || fraction)
+            while let Some((next, asks)) = chain.store_handoff(can_ask, now + elapsed, || fraction)
             {
-                limit = next;
+                chain = next;
                 elapsed += section;
                 asked += u32::from(asks);
             }
             assert_eq!(elapsed, longest);
             let expected = longest.div_duration_f64(section.max(ALONE_FOR / 2)) as u32 - 1;
             assert_eq!(asked, expected * u32::from(can_ask));
-            assert_eq!(limit.yields(now + elapsed).pauses, can_ask);
+            assert_eq!(chain.yields(now + elapsed).pauses, can_ask);
         }
-        let mut limit = Chain::new(now);
+        let mut chain = Chain::new(now);
         for handoffs in 1..=2 * HANDOFFS_PER_ANSWER {
-            let (next, asks) = limit.store_handoff(true, now, || 0.0).unwrap();
-            limit = next;
+            let (next, asks) = chain.store_handoff(true, now, || 0.0).unwrap();
+            chain = next;
             assert_eq!(asks, handoffs % HANDOFFS_PER_ANSWER == 0);
         }
-        limit.answered(now, others(1, false));
-        assert!(limit.store_handoff(true, now, || 0.0).is_none());
+        chain.answered(now, others(1, false));
+        assert!(chain.store_handoff(true, now, || 0.0).is_none());
     }
 
     #[test]
     fn local_handoffs_end_by_time() {
         let now = Instant::now();
         for (fraction, longest) in [(0.0, 50), (0.5, 100), (1.0, 150)] {
-            let mut limit = Chain::new(now);
+            let mut chain = Chain::new(now);
             for passed in 0..longest {
                 let at = now + passed * MILLI;
                 assert!(
-                    limit.local_handoff(true, at, || fraction).is_ok(),
+                    chain.local_handoff(true, at, || fraction).is_ok(),
                     "{passed}"
                 );
-                assert!(!limit.yields(at).pauses);
-                limit.answered(at, None);
+                assert!(!chain.yields(at).pauses);
+                chain.answered(at, None);
             }
             let end = now + longest * MILLI;
             assert_eq!(
-                limit.local_handoff(true, end, || fraction),
+                chain.local_handoff(true, end, || fraction),
                 Err(NoHandoff::Release)
             );
-            assert!(limit.yields(end).pauses);
+            assert!(chain.yields(end).pauses);
         }
     }
 
@@ -450,13 +453,13 @@ mod tests {
     #[test]
     fn only_what_has_passed_on_pauses() {
         let now = Instant::now();
-        let mut limit = Chain::new(now);
+        let mut chain = Chain::new(now);
         let end = now + LONG_CHAIN;
         assert_eq!(
-            limit.local_handoff(true, end, || 0.0),
+            chain.local_handoff(true, end, || 0.0),
             Err(NoHandoff::Release)
         );
-        assert_eq!(limit.yields(end), Yields::default());
+        assert_eq!(chain.yields(end), Yields::default());
     }
 
     #[test]
@@ -469,11 +472,11 @@ mod tests {
             (others(2, false), others(2, false).unwrap(), false),
             (others(2, true), others(2, true).unwrap(), true),
         ] {
-            let mut limit = Chain::new(now);
-            asks(&mut limit, now);
-            limit.answered(now, answer);
-            assert_eq!(limit.yields(now), Yields { to, pauses });
-            assert_eq!(asks(&mut limit, now).is_some(), answer.is_none());
+            let mut chain = Chain::new(now);
+            asks(&mut chain, now);
+            chain.answered(now, answer);
+            assert_eq!(chain.yields(now), Yields { to, pauses });
+            assert_eq!(asks(&mut chain, now).is_some(), answer.is_none());
         }
     }
 

@@ -94,7 +94,7 @@ impl Ledger {
     }
 
     /// Records that the store keeps what a removed guard had, on purpose.
-    pub(crate) fn left_in_store(&mut self, removal: u64) {
+    pub(crate) fn kept_in_store(&mut self, removal: u64) {
         self.acknowledge(removal);
     }
 
@@ -210,7 +210,7 @@ mod tests {
         let limit: Step = Ledger::lost_at_limit;
         let kept: Step = |ledger| {
             let removal = ledger.guard_removed();
-            ledger.left_in_store(removal);
+            ledger.kept_in_store(removal);
         };
         let cases: [(&str, &[Step], [bool; 3]); 13] = [
             ("nothing", &[], [true, false, false]),

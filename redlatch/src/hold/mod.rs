@@ -47,7 +47,7 @@ mod period;
 pub(crate) mod requests;
 mod state;
 
-pub(crate) use fairness::{ASK_LIMIT, Chain, NoHandoff, OtherClients, Yielding, Yields};
+pub(crate) use fairness::{CHECK_LIMIT, Chain, NoHandoff, OtherClients, Yielding, Yields};
 pub use kind::Holder;
 pub(crate) use kind::{
     AcquireParams, Handoff, HandoffParams, HoldKind, QueueKind, ReleaseParams, Renewal, Renewed,
@@ -56,7 +56,8 @@ pub(crate) use kind::{
 pub(crate) use limits::{HoldLimits, RunningLimits};
 pub(crate) use period::PeriodId;
 pub(crate) use state::{
-    HoldSnapshot, HoldState, Place, RenewalTimes, TicketHold, Watch, WatchAction, WatchdogState,
+    HoldSnapshot, HoldState, RenewalTimes, ScheduleSlot, TicketHold, Watch, WatchAction,
+    WatchdogState,
 };
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
@@ -213,7 +214,7 @@ impl Hold {
     }
 
     /// Records that the hold is one of several that are a RedLock.
-    pub(crate) fn is_red_lock_member(&self) {
+    pub(crate) fn mark_red_lock_member(&self) {
         self.is_red_lock_member.store(true, Ordering::Relaxed);
     }
 

@@ -18,13 +18,13 @@ use crate::lease::Lease;
 use crate::store::{Delivery, Route};
 
 /// Where the watchdog's schedule has a hold.
-pub(crate) type Place = usize;
+pub(crate) type ScheduleSlot = usize;
 
 /// What the watchdog knows about a hold, and each step of it may have to know.
 #[derive(Default)]
 pub(crate) struct WatchdogState {
     /// Its place in the schedule. Accessed only by the schedule, whose lock protects it, too.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<ScheduleSlot>,
     /// Whether a renewal was sent, and its batch has not ended.
     pub(crate) renewing: bool,
     /// Earliest time of the next renewal, after one has failed.
@@ -32,12 +32,32 @@ pub(crate) struct WatchdogState {
     /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
     /// its lease is fixed. Cleared just before that step is sent.
     pub(crate) suspect: bool,
+    /// How often there was a reason to check the hold.
+    suspicions: u32,
     /// Whether its latest renewal in this hold period asked the server to report changes.
     pub(crate) tracked: bool,
     /// Whether the registry of clients has this hold period and its note.
     pub(crate) registered: bool,
     /// Whether it was lost at a limit, and no release has begun since.
     pub(crate) overdue: bool,
+}
+
+impl WatchdogState {
+    /// Records a reason to check the hold.
+    pub(crate) fn suspect(&mut self) {
+        self.suspect = true;
+        self.suspicions = self.suspicions.wrapping_add(1);
+    }
+
+    /// Returns the number of the latest reason to check the hold.
+    pub(crate) fn latest_suspicion(&self) -> u32 {
+        self.suspicions
+    }
+
+    /// Records that a step has found the hold that was sent when this was the latest reason.
+    pub(crate) fn refuted(&mut self, suspicion: u32) {
+        self.suspect &= self.suspicions != suspicion;
+    }
 }
 
 /// When the watchdog renews holds.
@@ -219,7 +239,7 @@ impl HoldState {
     pub(crate) fn local_handoff(
         &mut self,
         lease: Duration,
-        can_ask: bool,
+        may_check_first: bool,
         released_at: Instant,
         now: Instant,
     ) -> Result<bool, NoHandoff> {
@@ -228,18 +248,18 @@ impl HoldState {
         let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
         let is_refused = self.ids_are_shared
             || is_needed_elsewhere
-            || self.is_doubtful()
+            || self.needs_check()
             || !self.ledger.is_settled()
             || !has_one_guard;
         if is_refused || remaining < lease / 2 {
             return Err(NoHandoff::Release);
         }
         let chain = &mut self.period.chain;
-        let handoff = chain.local_handoff(can_ask, released_at, random_fraction);
+        let handoff = chain.local_handoff(may_check_first, released_at, random_fraction);
         match handoff {
             Ok(_) => self.period.pass_on(now),
             // It was released in time, however long the question takes.
-            Err(NoHandoff::AskFirst) => self.period.end_limits(),
+            Err(NoHandoff::CheckFirst) => self.period.end_limits(),
             Err(NoHandoff::Release) => {}
         }
         handoff
@@ -336,7 +356,12 @@ impl HoldState {
     }
 
     /// Returns how long the store has the hold at most, after a guard with these terms was removed.
-    pub(crate) fn left_in_store(&self, renewed: bool, lease: Duration, now: Instant) -> Duration {
+    pub(crate) fn longest_time_in_store(
+        &self,
+        renewed: bool,
+        lease: Duration,
+        now: Instant,
+    ) -> Duration {
         // A step that was not answered may have extended it.
         let is_known = !renewed
             && !self.ledger.has_attempt_in_flight()
@@ -370,12 +395,14 @@ impl HoldState {
     /// on before it was checked. Returns false if it has ended since, so that the answer says nothing about a later hold period.
     pub(crate) fn doubt(&mut self, granted_in: PeriodId) -> bool {
         let is_same = self.has(granted_in);
-        self.watchdog.suspect |= is_same;
+        if is_same {
+            self.watchdog.suspect();
+        }
         is_same
     }
 
     /// Returns whether the store may have lost the hold, as far as is known.
-    pub(crate) fn is_doubtful(&self) -> bool {
+    pub(crate) fn needs_check(&self) -> bool {
         self.watchdog.suspect || self.watchdog.not_before.is_some()
     }
 
@@ -718,19 +745,19 @@ mod tests {
         let (mut state, now) = held(true);
         let granted_in = state.period.granted_in;
         state.remove_guard(true);
-        assert!(!state.doubt(granted_in) && !state.is_doubtful());
+        assert!(!state.doubt(granted_in) && !state.needs_check());
         state.add_guard(now + SECOND, true, now).unwrap();
-        assert!(!state.doubt(granted_in) && !state.is_doubtful());
+        assert!(!state.doubt(granted_in) && !state.needs_check());
         // A hold that was handed off is the same in the store.
         let (mut state, now) = held(true);
         let granted_in = state.period.granted_in;
         state.local_handoff(SECOND, false, now, now).unwrap();
-        assert!(state.doubt(granted_in) && state.is_doubtful());
+        assert!(state.doubt(granted_in) && state.needs_check());
         assert!(state.local_handoff(SECOND, false, now, now).is_err());
         // A doubt ends with the hold.
         state.remove_guard(true);
         state.add_guard(now + SECOND, true, now).unwrap();
-        assert!(!state.is_doubtful());
+        assert!(!state.needs_check());
         state.mark_lost(Loss::NotHeld);
         assert!(!state.doubt(state.period.granted_in));
     }

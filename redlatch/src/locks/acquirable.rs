@@ -10,7 +10,7 @@ use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::HoldRef;
-use crate::wait::Limits;
+use crate::wait::RequestLimits;
 
 /// What a request acquires: a [`Lock`](crate::Lock), a [`MultiLock`](crate::MultiLock), a
 /// [`RedLock`](crate::RedLock) or permits of a [`Semaphore`](crate::Semaphore).
@@ -118,7 +118,7 @@ impl Options {
         self.rare.get_or_insert_default()
     }
 
-    pub(super) fn limits_mut(&mut self) -> &mut HoldLimits {
+    pub(super) fn hold_limits_mut(&mut self) -> &mut HoldLimits {
         self.rare_mut().limits.get_or_insert_default()
     }
 
@@ -165,9 +165,9 @@ impl Options {
     }
 
     /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.
-    pub(crate) fn limits(&self, outage_limit: Option<Expiry>) -> Limits {
+    pub(crate) fn request_limits(&self, outage_limit: Option<Expiry>) -> RequestLimits {
         let wait = self.wait.map_or(WaitLimit::Endless, WaitLimit::at_most);
-        Limits::new(wait, self.outage_limit.or(outage_limit))
+        RequestLimits::new(wait, self.outage_limit.or(outage_limit))
     }
 }
 

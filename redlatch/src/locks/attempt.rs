@@ -17,7 +17,7 @@ use crate::owner::Owner;
 use crate::session::{HoldRef, LocalHandoff, RequestedHold, StoreHandoff, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Claim, Limits, Offer, Place, Request, WaitQueues};
+use crate::wait::{Claim, Offer, Place, Request, RequestLimits, WaitQueues};
 
 impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
@@ -71,7 +71,7 @@ impl AnyLock {
             self.kind.check()?;
             let spec = self.kind.spec();
             let mut terms = session.terms(options.lease()?, reentrant);
-            let limits = options.limits(session.outage_limit);
+            let limits = options.request_limits(session.outage_limit);
             let hold_limits = options.hold_limits()?;
             let owner = match options.continues() {
                 // Boxed: most requests have an owner of their own and should not carry these futures.
@@ -107,7 +107,7 @@ impl AnyLock {
         &self,
         owner: Owner,
         terms: Terms,
-        limits: Limits,
+        limits: RequestLimits,
         options: &Options,
     ) -> Result<Option<Acquired>> {
         loop {
@@ -133,7 +133,7 @@ impl AnyLock {
         &self,
         hold_ref: HoldRef,
         terms: Terms,
-        limits: Limits,
+        limits: RequestLimits,
         hold_limits: Option<&HoldLimits>,
         owner_is_named: bool,
     ) -> impl Future<Output = Result<Option<Acquired>>> + Send {
@@ -148,13 +148,13 @@ impl AnyLock {
             let mut request = LockRequest {
                 lock: self,
                 requested: RequestedHold {
-                    limits: hold_limits,
+                    hold_limits,
                     waits: limits.waits(),
-                    ..RequestedHold::once(&*self.kind, &hold_ref, terms)
+                    ..RequestedHold::without_waiting(&*self.kind, &hold_ref, terms)
                 },
                 progress: &progress,
                 owner_is_named,
-                may_be_registered: false,
+                store_may_know_waiter: false,
                 in_flight: false,
                 tries: 0,
                 handed_off: None,
@@ -169,6 +169,8 @@ impl AnyLock {
             };
             let handed_off = request.handed_off.take();
             drop(request);
+            // The guard keeps a hold that another request has handed off, under its owner. The own hold was
+            // never acquired then.
             let handed_off = handed_off.and_then(|handed_off| handed_off.into_hold_ref());
             let hold_ref = handed_off.unwrap_or(hold_ref);
             let _span = span.as_ref().map(|span| span.enter());
@@ -189,8 +191,8 @@ struct LockRequest<'a> {
     progress: &'a Progress,
     /// Whether the caller chose the owner. Then other callers may acquire for it at the same time.
     owner_is_named: bool,
-    /// Whether the store may have a record of this waiter.
-    may_be_registered: bool,
+    /// Whether the store may know this waiter.
+    store_may_know_waiter: bool,
     /// Whether an attempt is in flight.
     in_flight: bool,
     /// Number of attempts so far.
@@ -207,11 +209,13 @@ impl LockRequest<'_> {
         waits: bool,
     ) -> Result<Option<u64>> {
         let hold_ref = self.requested.hold_ref;
+        // A read side of this owner that was released, but not settled, would block its own request.
         hold_ref.settle_sibling().await;
-        // The latest hold period in which re-entry was tried.
+        // Re-entry is tried once in each hold period: only those that begin later than this count.
         let mut tried = None;
         loop {
-            // A holder must not wait in the queue: see `HoldRef::hold_period`.
+            // A holder must not wait in the queue: see `HoldRef::hold_period`. Of a lost hold, the attempt
+            // returns the loss.
             if hold_ref.hold_period() > tried || hold_ref.hold.loss().is_some() {
                 tried = Some(PeriodId::latest());
                 match self.send(false).await? {
@@ -275,8 +279,8 @@ impl Request for LockRequest<'_> {
         let outcome = attempt.await;
         self.in_flight = false;
         match &outcome {
-            Ok(Outcome::Done(_)) => self.may_be_registered = false,
-            Ok(Outcome::Wait(_)) => self.may_be_registered = self.requested.waits,
+            Ok(Outcome::Done(_)) => self.store_may_know_waiter = false,
+            Ok(Outcome::Wait(_)) => self.store_may_know_waiter = self.requested.waits,
             // The attempt's outcome is unknown. The step that settles it also removes the waiter's record.
             Err(_) => {}
         }
@@ -292,8 +296,8 @@ impl Request for LockRequest<'_> {
         excludes.then(|| self.requested.terms.lease.duration())
     }
 
-    fn doubt(&mut self) {
-        self.requested.hold_ref.verify_in_background();
+    fn check_acquired(&mut self) {
+        self.requested.hold_ref.check_hold_in_background();
     }
 
     fn claim(&self) -> Option<Claim> {
@@ -322,7 +326,7 @@ impl Request for LockRequest<'_> {
             return None;
         }
         let offer = offer.downcast::<LocalHandoff>().ok()?;
-        let handed_off = offer.accept(kind.share(), self.requested.limits, now)?;
+        let handed_off = offer.accept(kind.share(), self.requested.hold_limits, now)?;
         let excludes = kind.spec().excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
@@ -336,7 +340,7 @@ impl Request for LockRequest<'_> {
 
     async fn accept(&mut self, message: i64) -> Option<(u64, Instant)> {
         let end = self.requested.accept_grant(message).await?;
-        self.may_be_registered = false;
+        self.store_may_know_waiter = false;
         Some((0, end))
     }
 
@@ -361,7 +365,9 @@ impl Drop for LockRequest<'_> {
     /// the attempt removes the record.
     fn drop(&mut self) {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
-        if self.may_be_registered && !is_settled_by_attempt && self.lock.kind.waiter_ttl().is_some()
+        if self.store_may_know_waiter
+            && !is_settled_by_attempt
+            && self.lock.kind.waiter_ttl().is_some()
         {
             let requested = &self.requested;
             let lifetime = requested.trace_lifetime();

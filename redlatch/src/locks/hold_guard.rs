@@ -49,10 +49,10 @@ impl HoldGuard {
             // Not a function of its own: the future would be larger.
             let released = 'released: {
                 let mut handed_off = self.hand_off();
-                if handed_off == Err(NoHandoff::AskFirst) {
+                if handed_off == Err(NoHandoff::CheckFirst) {
                     // Boxed: only after long sections.
                     let (hold_ref, released_at) = (&self.hold_ref, Instant::now());
-                    let offer = LocalHandoff::offer_after_asking(hold_ref, self.terms, released_at);
+                    let offer = LocalHandoff::offer_after_check(hold_ref, self.terms, released_at);
                     handed_off = Box::pin(offer).await;
                 }
                 if handed_off.is_ok() {
@@ -149,7 +149,7 @@ impl Drop for HoldGuard {
         if !self.removed {
             match self.hand_off() {
                 Ok(()) => return,
-                Err(NoHandoff::AskFirst) => {
+                Err(NoHandoff::CheckFirst) => {
                     return LocalHandoff::offer_in_background(&self.hold_ref, self.terms);
                 }
                 Err(NoHandoff::Release) => self.remove(),

@@ -122,7 +122,7 @@ impl<R: Acquirable> Acquire<R> {
         self.await?.run_and_release(work).await
     }
 
-    /// Acquires for this owner, if there is one and the caller names no other.
+    /// Acquires for this owner, unless the caller has named one.
     #[cfg(feature = "blocking")]
     pub(crate) fn owner_or(mut self, owner: Owner) -> Acquire<R> {
         self.options.owner.get_or_insert(owner);
@@ -140,7 +140,8 @@ impl<R: Acquirable> Acquire<R> {
             let acquired = self.target.acquire_once(&self.options).await;
             timer.ended(&acquired);
             let acquired = acquired?;
-            // Before this future can be dropped: `held` counts already, so no release comes before this.
+            // No await before this: dropping this future releases `held`, and that release must know the time.
+            // Asked for again, because a future that keeps it is larger.
             if let Some(held) = &acquired
                 && let Some(at_least) = self.options.at_least()?
             {
@@ -254,7 +255,7 @@ impl<R: HasLease> Acquire<R> {
     /// # Ok(()) }
     /// ```
     pub fn at_most(mut self, limit: Duration) -> Acquire<R> {
-        self.options.limits_mut().at_most = Some(limit);
+        self.options.hold_limits_mut().at_most = Some(limit);
         self
     }
 
@@ -280,14 +281,14 @@ impl<R: HasLease> Acquire<R> {
     /// # }
     /// ```
     pub fn fed_every(mut self, interval: Duration) -> Acquire<R> {
-        self.options.limits_mut().fed_every = Some(interval);
+        self.options.hold_limits_mut().fed_every = Some(interval);
         self
     }
 
     /// Sets the limits that another hold has now.
     pub(crate) fn limited_as(mut self, hold: &Hold) -> Acquire<R> {
         if let Some(limits) = hold.state().period.limits() {
-            *self.options.limits_mut() = limits;
+            *self.options.hold_limits_mut() = limits;
         }
         self
     }

@@ -139,7 +139,7 @@ impl Session {
 
 impl<'r> RequestedHold<'r> {
     /// Returns the request for a hold that is sent once and sets no limits.
-    pub(crate) fn once(
+    pub(crate) fn without_waiting(
         kind: &'r dyn HoldKind,
         hold_ref: &'r HoldRef,
         terms: Terms,
@@ -148,7 +148,7 @@ impl<'r> RequestedHold<'r> {
             kind,
             hold_ref,
             terms,
-            limits: None,
+            hold_limits: None,
             waits: false,
             request_number: 0,
         }
@@ -222,7 +222,7 @@ impl<'r> RequestedHold<'r> {
     /// Adds a guard after the store has granted the hold until `end`: see [`Hold::add_guard`].
     pub(super) fn add_guard(&self, end: Instant) -> Result<()> {
         let hold = &self.hold_ref.hold;
-        hold.add_guard(end, self.terms.renewed, self.limits)
+        hold.add_guard(end, self.terms.renewed, self.hold_limits)
     }
 
     /// Accepts the hold that the store granted to this attempt, if it is the owner's latest and the message has its

@@ -44,7 +44,7 @@ mod settle;
 pub(crate) use acquire::AllOrNone;
 pub(crate) use handoff::{LocalHandoff, StoreHandoff};
 #[cfg(test)]
-pub(crate) use handoff::{Waiting, check_handoff};
+pub(crate) use handoff::{WaiterCounts, check_handoff};
 pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
 
@@ -89,7 +89,7 @@ pub(crate) struct RequestedHold<'a> {
     pub(crate) hold_ref: &'a HoldRef,
     pub(crate) terms: Terms,
     /// The limits of the request, if it has any.
-    pub(crate) limits: Option<&'a HoldLimits>,
+    pub(crate) hold_limits: Option<&'a HoldLimits>,
     /// Whether the request is repeated if the object is not available now.
     pub(crate) waits: bool,
     /// Number of the attempt, if a step of another owner may grant it the object; else 0.

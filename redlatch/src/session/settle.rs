@@ -20,7 +20,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
@@ -62,8 +62,8 @@ impl Session {
         });
     }
 
-    /// Makes requests of an owner start again that does not hold the object any more, where each owner has a queue of its
-    /// own: what the store keeps for a waiting owner is gone, too.
+    /// Wakes the requests of an owner that has released the object, if each owner has its own
+    /// channel: the release also removed their places in the store.
     pub(super) fn wake_owner(&self, hold: &Hold) {
         if let Some(channel) = &hold.waiter_channel {
             self.waiting.wake(channel);
@@ -83,7 +83,7 @@ impl HoldRef {
         let change = {
             let mut state = self.hold.state();
             let change = state.remove_guard(terms.renewed);
-            state.ledger.left_in_store(change);
+            state.ledger.kept_in_store(change);
             change
         };
         self.guard_removed(change);
@@ -135,12 +135,12 @@ impl HoldRef {
     async fn settle_hold(
         &self,
         hold: &Arc<Hold>,
-        now: &HoldSnapshot,
+        snapshot: &HoldSnapshot,
         is_released: bool,
     ) -> Result<bool> {
         let session = &self.session;
-        let keep = match now.is_lost {
-            false => now.count,
+        let keep = match snapshot.is_lost {
+            false => snapshot.count,
             // The store may still have it: a limit was reached, or the answer to an attempt came too late.
             true => 0,
         };
@@ -152,27 +152,31 @@ impl HoldRef {
             }
         }
         if keep == 0
-            && let Some(successor) = self.successor(hold, now)
+            && let Some(successor) = self.successor(hold, snapshot)
             // Boxed: most releases have none.
-            && let Some(held) = Box::pin(self.hand_off(hold, now, successor)).await?
+            && let Some(held) = Box::pin(self.hand_off(hold, snapshot, successor)).await?
         {
             return Ok(held);
         }
         // A hold that was revoked is not extended.
-        let lease = (now.is_renewed && !now.is_asked).then(|| session.watchdog.lease());
+        let lease = (snapshot.is_renewed && !snapshot.is_asked).then(|| session.watchdog.lease());
         let step = hold.kind.release(ReleaseParams { hold, keep, lease });
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release(keep);
-        let serves_queue = keep == 0 && self.end_chain(hold);
+        let serves_queue = match keep {
+            0 => self.end_chain(hold),
+            _ => false,
+        };
         let frees = keep == 0 && hold.kind.spec().release_frees;
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
         let (store, progress) = (&session.store, &release.progress);
-        let answer = store.run(&step, None, now.delivery(), progress).await;
+        let answer = store.run(&step, None, snapshot.delivery(), progress).await;
         release.record_result(&answer);
         let answer = answer?;
-        let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
+        let held =
+            self.handle_release_answer(hold, snapshot, keep, answer.reply, answer.repeated)?;
         if serves_queue {
             session.serve_queue(hold);
         }
@@ -196,17 +200,17 @@ impl HoldRef {
         let session = &self.session;
         let chain = hold.state().period.chain;
         let yields = chain.yields(Instant::now());
-        session.metrics().chain_ended(chain.turns());
+        session.metrics().chain_ended(chain.handoffs());
         session.waiting.yield_to(&hold.object, yields);
         yields.to.in_queue
     }
 
     /// Handles the answer to a release: `reply` is whether the owner held the object. Returns whether it did, or had
     /// released it before.
-    pub(super) fn released(
+    pub(super) fn handle_release_answer(
         &self,
         hold: &Arc<Hold>,
-        now: &HoldSnapshot,
+        snapshot: &HoldSnapshot,
         keep: u32,
         reply: bool,
         repeated: bool,
@@ -221,17 +225,18 @@ impl HoldRef {
         if keep == 0 {
             session.wake_owner(hold);
         }
-        let held = reply || keep == 0 && (repeated || now.maybe_released);
-        let fully_released = keep == 0 && held && !now.is_lost;
+        // An earlier release of the same count may have found it.
+        let held = reply || (keep == 0 && (repeated || snapshot.maybe_released));
+        let fully_released = keep == 0 && held && !snapshot.is_lost;
         {
             let mut state = hold.state();
-            state.release_answered(now.latest, fully_released);
+            state.release_answered(snapshot.latest, fully_released);
             if keep == 0 {
                 // It is kept now, or was not held.
                 state.period.retention_ended();
             }
         }
-        if now.is_lost {
+        if snapshot.is_lost {
             hold.check_not_lost()?;
         }
         Ok(held)
@@ -239,10 +244,11 @@ impl HoldRef {
 
     /// Settles the removal of a guard in the background.
     pub(crate) fn settle_removed_guard(&self, terms: Terms) {
-        let lease =
-            self.hold
-                .state()
-                .left_in_store(terms.renewed, terms.lease.duration(), Instant::now());
+        let lease = self.hold.state().longest_time_in_store(
+            terms.renewed,
+            terms.lease.duration(),
+            Instant::now(),
+        );
         self.clone().settle_detached(lease, None);
     }
 
@@ -321,6 +327,7 @@ pub(super) struct PendingRelease<'a> {
     hold: &'a Hold,
     keep: u32,
     pub(super) progress: Progress,
+    is_answered: AtomicBool,
 }
 
 impl<'a> PendingRelease<'a> {
@@ -330,20 +337,31 @@ impl<'a> PendingRelease<'a> {
             hold,
             keep,
             progress,
+            is_answered: AtomicBool::new(false),
         }
     }
 
     /// Records the result. After an answer, the release is not pending any more.
     pub(super) fn record_result<T>(&self, result: &Result<T>) {
         if result.as_ref().err().is_none_or(Error::leaves_untouched) {
-            self.progress.mark_unsent();
+            self.answered();
         }
+    }
+
+    /// Records that it was answered, so dropping this changes nothing.
+    pub(super) fn answered(&self) {
+        self.is_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether this error means that the release has changed nothing.
+    pub(super) fn changed_nothing(&self, error: &Error) -> bool {
+        error.leaves_untouched() || !self.progress.was_sent()
     }
 }
 
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
-        if self.progress.was_sent() {
+        if self.progress.was_sent() && !self.is_answered.load(Ordering::Relaxed) {
             self.hold.state().ledger.release_unanswered(self.keep);
         }
     }

@@ -663,7 +663,7 @@ async fn undo_of_acquisition_is_abandoned_after_its_lease() {
     for lease in [20 * SECOND, 40 * SECOND] {
         let terms = fair.session.terms(Some(Lease::new(lease).unwrap()), true);
         for (waits, remembered) in [(false, lease), (true, lease.max(30 * SECOND))] {
-            let once = RequestedHold::once(&*fair.kind, &hold_ref, terms);
+            let once = RequestedHold::without_waiting(&*fair.kind, &hold_ref, terms);
             let requested = RequestedHold { waits, ..once };
             assert_eq!(requested.trace_lifetime().duration(), remembered);
         }
@@ -843,7 +843,7 @@ fn request(hold_ref: &HoldRef, terms: Terms) -> RequestedHold<'_> {
     RequestedHold {
         waits: true,
         request_number: 7,
-        ..RequestedHold::once(&*hold_ref.hold.kind, hold_ref, terms)
+        ..RequestedHold::without_waiting(&*hold_ref.hold.kind, hold_ref, terms)
     }
 }
 

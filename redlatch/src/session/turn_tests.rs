@@ -49,7 +49,7 @@ impl Check {
         );
         match self {
             Check::AfterMessage => Box::pin(async move {
-                session.verify_hold(&hold.object, Some(&hold)).await;
+                session.check_hold(&hold.object, Some(&hold)).await;
             }),
             Check::OfChain => {
                 Box::pin(async move { session.check_handoff(&hold.object, &hold).await })

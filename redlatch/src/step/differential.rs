@@ -40,7 +40,7 @@ use crate::metrics::KindMetrics;
 use crate::name::{CandidateKeys, GROUP_END};
 use crate::observe::inspect::inspect_names;
 use crate::owner::{Owner, OwnerId};
-use crate::session::Waiting;
+use crate::session::WaiterCounts;
 use crate::step::{Arg, Outcome, ScriptReply, Step};
 use crate::watchdog::renew_holds;
 
@@ -821,7 +821,7 @@ compare_by_debug!(
     Handoff,
     Option<OwnerId>,
     (),
-    (bool, Waiting),
+    (bool, WaiterCounts),
     bool,
     i64,
     u64,

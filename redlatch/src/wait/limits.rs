@@ -22,7 +22,7 @@ use crate::store::{LastContact, Progress, Store};
 
 /// How long a request waits.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct RequestLimits {
     pub(crate) wait: WaitLimit,
     /// When waiting fails in an outage, counted from its start.
     pub(crate) outage: Expiry,
@@ -36,11 +36,11 @@ const FINAL_GRACE: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-impl Limits {
+impl RequestLimits {
     /// Returns the limits of a request. `outage` is its own outage limit or the client's; without one, only
     /// the response timeout applies.
-    pub(crate) fn new(wait: WaitLimit, outage: Option<Expiry>) -> Limits {
-        Limits {
+    pub(crate) fn new(wait: WaitLimit, outage: Option<Expiry>) -> RequestLimits {
+        RequestLimits {
             wait,
             outage: outage.unwrap_or(Expiry::In(Duration::ZERO)),
         }
@@ -68,7 +68,7 @@ impl WaitQueues {
     )]
     pub(crate) fn within<'a, R: Request>(
         &'a self,
-        limits: &'a Limits,
+        limits: &'a RequestLimits,
         progress: &'a Progress,
         request: &'a mut R,
     ) -> impl Future<Output = Result<Option<R::Acquired>>> + Send + 'a {
@@ -90,7 +90,7 @@ impl WaitQueues {
     fn run_until<'a, R: Request>(
         &'a self,
         end: Instant,
-        limits: &'a Limits,
+        limits: &'a RequestLimits,
         progress: &'a Progress,
         request: &'a mut R,
     ) -> Boxed<'a, Result<Option<R::Acquired>>> {
@@ -98,7 +98,7 @@ impl WaitQueues {
             let begun = Instant::now();
             {
                 let wait = WaitLimit::Endless;
-                let endless = Limits { wait, ..*limits };
+                let endless = RequestLimits { wait, ..*limits };
                 let mut acquiring = pin!(self.within(&endless, progress, request));
                 if let Ok(done) = timeout_at(end, acquiring.as_mut()).await {
                     return done;
@@ -123,7 +123,7 @@ impl WaitQueues {
     async fn retry_after_outage<R: Request>(
         &self,
         mut error: Error,
-        limits: &Limits,
+        limits: &RequestLimits,
         progress: &Progress,
         request: &mut R,
     ) -> Result<Option<R::Acquired>> {

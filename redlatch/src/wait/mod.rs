@@ -53,7 +53,7 @@ mod queue;
 mod subscription;
 mod waiter;
 
-pub(crate) use limits::Limits;
+pub(crate) use limits::RequestLimits;
 use queue::{Next, ROUNDING, Turn};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
@@ -133,9 +133,9 @@ pub(crate) trait Request: Send {
         None
     }
 
-    /// Handles a message that arrived while the object was acquired. It is mostly of an earlier
-    /// release, but the object may have been released meanwhile. If so, this wakes the waiters.
-    fn doubt(&mut self) {}
+    /// Called when a message arrived during the acquisition. The message mostly reports an earlier
+    /// release. If the store has lost the new hold instead, this check wakes the waiters.
+    fn check_acquired(&mut self) {}
 
     /// Returns what a release of this client needs to know to acquire the object for this request.
     /// `None`: it cannot, or this takes over holds.
@@ -207,7 +207,10 @@ impl WaitQueues {
 
     /// Like `acquire`, for a request that was refused before or that found a queue: waits for its
     /// turn first.
-    pub(crate) async fn acquire_in_turn<R: Request>(&self, request: &mut R) -> Result<R::Acquired> {
+    pub(crate) async fn acquire_through_queue<R: Request>(
+        &self,
+        request: &mut R,
+    ) -> Result<R::Acquired> {
         // A request for several objects may get here before it was sent. Then the store has not
         // answered it, although it joins an existing queue.
         let last = request.progress().last_contact();
@@ -273,7 +276,7 @@ async fn wait_in_queue<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R
 
 /// Waits as the first waiter of the queue: repeats the request when it may succeed.
 async fn wait_as_first<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R::Acquired> {
-    waiter.subscription.ended().await;
+    waiter.subscription.wait_while_ending().await;
     loop {
         let (next, now) = waiter.next().await;
         let (message, woken_at) = match next {
@@ -284,7 +287,7 @@ async fn wait_as_first<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R
                 waiter.queue(|queue| queue.took(until));
                 return Ok(grant);
             }
-            Next::Ask { message, woken_at } => (message, woken_at),
+            Next::Send { message, woken_at } => (message, woken_at),
             Next::Drop(_) | Next::Sleep(_) => continue,
         };
         if message != 0
@@ -308,7 +311,7 @@ async fn wait_as_first<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R
                 let (outdated, is_in_doubt) = waiter.queue(|queue| queue.acquired(until));
                 drop(outdated);
                 if is_in_doubt {
-                    request.doubt();
+                    request.check_acquired();
                 }
                 return Ok(grant);
             }

@@ -1,6 +1,6 @@
 //! Observes an object: looks at it until it is in a certain state. For calls that acquire nothing.
 
-use super::{Limits, Place, Request, WaitQueues};
+use super::{Place, Request, RequestLimits, WaitQueues};
 use crate::error::Result;
 use crate::hold::QueueKind;
 use crate::join::Boxed;
@@ -20,7 +20,7 @@ impl WaitQueues {
         &'a self,
         channel: &'a str,
         object: &'a str,
-        limits: &Limits,
+        limits: &RequestLimits,
         progress: &'a Progress,
         look: &'a Look<'a, T>,
     ) -> Result<Option<T>> {

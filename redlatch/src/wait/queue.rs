@@ -56,18 +56,19 @@ pub(super) struct Queues<W, O, C> {
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Queue<W, O, C> {
     /// The waiters by their numbers.
-    places: BTreeMap<u64, Place<W, C>>,
+    places: BTreeMap<u64, Entry<W, C>>,
     /// The waiter that has the turn, once it knows that.
     first: Option<First>,
-    /// What the next waiter relies on, from the one before.
-    relies: Option<Relies>,
+    /// What the next waiter need not ask, from the one before.
+    relies: Option<HeldUntil>,
     /// The oldest first: at most one of a whole object, or of permits at most one for each waiter.
-    offers: VecDeque<Unclaimed<O>>,
-    /// Number of waiters that take offers of `share`, and of those that a release can claim.
+    offers: VecDeque<Offered<O>>,
+    /// Number of waiters that take offers of `share`.
     taking_offers: usize,
+    /// Number of waiters that a release can claim.
     claimable: usize,
-    /// How much of the object the first of these requests. Waiters that request another share take
-    /// no offers.
+    /// The share that the first of them requests. A waiter that joins with another share takes no
+    /// offers.
     share: Option<Share>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
@@ -90,10 +91,10 @@ pub(super) struct Queue<W, O, C> {
 /// A waiter.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-struct Place<W, C> {
+struct Entry<W, C> {
     /// Wakes it. `None` if it does not sleep: whoever wakes a waiter takes this.
     wake: Option<W>,
-    serves: Serves<C>,
+    served_by: ServedBy<C>,
     share: Share,
     joined: Instant,
     registration: Registration,
@@ -110,11 +111,12 @@ enum Registration {
     Done,
 }
 
-/// How a release of this client may serve a waiter.
+/// How a waiter gets the object from a release of this client.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-pub(super) enum Serves<C> {
-    Not,
+pub(super) enum ServedBy<C> {
+    /// It does not: it sends requests.
+    RequestsOnly,
     /// It takes offers.
     Offers,
     /// A release may claim it. Boxed: most waiters have none.
@@ -123,10 +125,10 @@ pub(super) enum Serves<C> {
     Claimed,
 }
 
-/// What a waiter need not ask: another owner holds the object until then, unless it is released
-/// before.
+/// Until then another owner holds the object, unless a message reports a release. The next waiter
+/// sends no request before.
 #[derive(Debug, Clone, Copy)]
-struct Relies {
+struct HeldUntil {
     until: Instant,
     /// For requests of this share.
     share: Share,
@@ -152,13 +154,14 @@ enum Phase {
     YieldsUntil(Instant),
     /// Takes offers until there is none.
     Takes,
-    Asks,
+    /// Its request is in flight.
+    Requests,
 }
 
 /// An offer that no waiter has taken.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-struct Unclaimed<O> {
+struct Offered<O> {
     offer: O,
     share: Share,
     since: Instant,
@@ -192,7 +195,7 @@ pub(super) enum Next<O> {
     /// It drops this offer: the object may have been released since.
     Drop(O),
     /// It accepts this message, if it is not 0, or sends a request.
-    Ask {
+    Send {
         message: i64,
         woken_at: Option<Instant>,
     },
@@ -203,8 +206,8 @@ pub(super) enum Next<O> {
 pub(super) struct Left<W, O, C> {
     /// Wakes the next waiter.
     pub(super) wake: Option<W>,
-    _place: Option<Place<W, C>>,
-    _offers: VecDeque<Unclaimed<O>>,
+    _place: Option<Entry<W, C>>,
+    _offers: VecDeque<Offered<O>>,
 }
 
 impl<W, O, C> Queues<W, O, C> {
@@ -239,12 +242,12 @@ impl<W, O, C> Queues<W, O, C> {
         &mut self,
         kind: QueueKind,
         share: Share,
-        serves: Serves<C>,
+        served_by: ServedBy<C>,
         now: Instant,
     ) -> u64 {
         self.latest += 1;
         let number = self.latest;
-        self.queue(kind).add(number, share, serves, now);
+        self.queue(kind).add(number, share, served_by, now);
         number
     }
 
@@ -322,10 +325,11 @@ impl<W, O, C> Queues<W, O, C> {
         })
     }
 
-    fn wake_all(&mut self, mut is_woken: impl FnMut(&mut Place<W, C>) -> bool) -> Vec<W> {
+    fn wake_all(&mut self, mut is_woken: impl FnMut(&mut Entry<W, C>) -> bool) -> Vec<W> {
         let waiting = self.queues.iter_mut().flat_map(|queue| {
-            let knowing = usize::from(queue.first.is_some());
-            queue.places.values_mut().skip(knowing)
+            // The first waiter finds out by itself.
+            let skipped = usize::from(queue.first.is_some());
+            queue.places.values_mut().skip(skipped)
         });
         let woken = waiting.filter_map(|place| match is_woken(place) {
             true => place.wake.take(),
@@ -340,12 +344,12 @@ impl<W, O, C> Queues<W, O, C> {
     pub(super) fn takes_offer(&self, share: Share) -> bool {
         let queue = &self.queues[QueueKind::Exclusive as usize];
         // All others are offers of the same share, or refused soon.
-        let (counts, unclaimed) = match share {
+        let (counts, waiting_offers) = match share {
             Share::Whole => (queue.is_current(), 0),
             Share::Permits(_) => (true, queue.offers.len()),
         };
         counts
-            && queue.places.len() > unclaimed + usize::from(queue.asks())
+            && queue.places.len() > waiting_offers + usize::from(queue.has_request_in_flight())
             && queue.taking_offers == queue.places.len()
             && queue.share == Some(share)
             && self.are_exclusive()
@@ -360,11 +364,12 @@ impl<W, O, C> Queues<W, O, C> {
             return None;
         }
         let mut place = queue.places.first_entry()?;
-        match std::mem::replace(&mut place.get_mut().serves, Serves::Claimed) {
-            Serves::Claim(claim) => {
+        match std::mem::replace(&mut place.get_mut().served_by, ServedBy::Claimed) {
+            ServedBy::Claim(claim) => {
                 queue.claimable -= 1;
                 Some(*claim)
             }
+            // All waiters can be claimed.
             _ => None,
         }
     }
@@ -403,12 +408,12 @@ impl<W, O, C> Queues<W, O, C> {
     /// counts for every waiter, unless a request has been without an answer ever since, or the
     /// object was released before and no request was sent after that. There is no contact if all
     /// waiters have left.
-    pub(super) fn contact_since(&self, kind: QueueKind, since: Instant) -> Option<LastContact> {
+    pub(super) fn contact_since(&self, kind: QueueKind, joined: Instant) -> Option<LastContact> {
         if let Some((since, error)) = self.outage.clone() {
             return Some(LastContact::Failed { since, error });
         }
         let queue = &self.queues[kind as usize];
-        let is_outdated = queue.outdated_at().is_some_and(|at| at <= since);
+        let is_outdated = queue.outdated_at().is_some_and(|at| at <= joined);
         (!is_outdated && queue.answered).then_some(LastContact::Answered)
     }
 }
@@ -433,26 +438,26 @@ impl<W, O, C> Queue<W, O, C> {
         }
     }
 
-    fn add(&mut self, number: u64, share: Share, mut serves: Serves<C>, now: Instant) {
-        match &serves {
-            Serves::Offers => {
+    fn add(&mut self, number: u64, share: Share, mut served_by: ServedBy<C>, now: Instant) {
+        match &served_by {
+            ServedBy::Offers => {
                 if self.taking_offers == 0 {
                     self.share = Some(share);
                 }
                 match self.share == Some(share) {
                     true => self.taking_offers += 1,
-                    false => serves = Serves::Not,
+                    false => served_by = ServedBy::RequestsOnly,
                 }
             }
-            Serves::Claim(_) => {
+            ServedBy::Claim(_) => {
                 self.share.get_or_insert(share);
                 self.claimable += 1;
             }
-            Serves::Claimed | Serves::Not => {}
+            ServedBy::Claimed | ServedBy::RequestsOnly => {}
         }
-        let place = Place {
+        let place = Entry {
             wake: None,
-            serves,
+            served_by,
             share,
             joined: now,
             registration: Registration::Due,
@@ -464,9 +469,9 @@ impl<W, O, C> Queue<W, O, C> {
     fn remove(&mut self, number: u64) -> Left<W, O, C> {
         let had_turn = self.foremost() == Some(number);
         let place = self.places.remove(&number);
-        match place.as_ref().map(|place| &place.serves) {
-            Some(Serves::Offers) => self.taking_offers -= 1,
-            Some(Serves::Claim(_)) => self.claimable -= 1,
+        match place.as_ref().map(|place| &place.served_by) {
+            Some(ServedBy::Offers) => self.taking_offers -= 1,
+            Some(ServedBy::Claim(_)) => self.claimable -= 1,
             _ => {}
         }
         let (mut wake, mut offers) = (None, VecDeque::new());
@@ -493,7 +498,7 @@ impl<W, O, C> Queue<W, O, C> {
     }
 
     /// Records that the store has answered the request of a waiter before it joined.
-    pub(super) fn has_answer(&mut self) {
+    pub(super) fn record_answer(&mut self) {
         self.answered = true;
     }
 
@@ -536,7 +541,7 @@ impl<W, O, C> Queue<W, O, C> {
             return (None, false);
         };
         let (share, is_served) = (place.share, place.is_served());
-        self.relies = until.map(|until| Relies {
+        self.relies = until.map(|until| HeldUntil {
             until: until + ROUNDING,
             share,
         });
@@ -548,7 +553,7 @@ impl<W, O, C> Queue<W, O, C> {
             self.yielding.in_vain();
         }
         // The store granted it, so an earlier holder that offers it has lost it.
-        let outdated = self.offers.pop_front().map(|unclaimed| unclaimed.offer);
+        let outdated = self.offers.pop_front().map(|offered| offered.offer);
         // If the connection broke, the wakeups are kept: only a request of the next waiter makes
         // sure that there is one again, and that no message was missed.
         let is_in_doubt =
@@ -570,7 +575,7 @@ impl<W, O, C> Queue<W, O, C> {
         let share = self.places.values().next().map(|place| place.share);
         self.relies = until
             .zip(share)
-            .map(|(until, share)| Relies { until, share });
+            .map(|(until, share)| HeldUntil { until, share });
     }
 
     /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the
@@ -582,7 +587,7 @@ impl<W, O, C> Queue<W, O, C> {
             Share::Permits(_) => Vec::new(),
         };
         let since = now;
-        self.offers.push_back(Unclaimed {
+        self.offers.push_back(Offered {
             offer,
             share,
             since,
@@ -612,21 +617,21 @@ impl<W, O, C> Queue<W, O, C> {
             self.handoff_ended(sent_at);
             return (None, vec![offer]);
         }
-        self.end_handoff(sent_at);
+        self.take_handoff(sent_at);
         self.answered = true;
         self.offer(offer, Share::Whole, now)
     }
 
-    /// Records that the step has ended in another way: the object may have been released, if it was
-    /// sent.
+    /// Records that the handoff has ended without an offer. If it was sent, the object may have been
+    /// released.
     pub(super) fn handoff_ended(&mut self, sent_at: Option<Instant>) {
-        if self.end_handoff(sent_at) {
+        if self.take_handoff(sent_at) {
             self.maybe_released_at = self.maybe_released_at.or(sent_at);
         }
     }
 
-    /// Returns false if another handoff was sent, or none.
-    fn end_handoff(&mut self, sent_at: Option<Instant>) -> bool {
+    /// Ends this handoff. Returns whether it was in flight.
+    fn take_handoff(&mut self, sent_at: Option<Instant>) -> bool {
         let handoff = &mut self.handoff_since;
         handoff.take_if(|since| Some(*since) == sent_at).is_some()
     }
@@ -656,7 +661,7 @@ impl<W, O, C> Queue<W, O, C> {
 
     /// Takes the offers that were not taken in time. To be dropped without locks.
     pub(super) fn expired_offers(&mut self, now: Instant) -> Vec<O> {
-        let is_expired = |one: &Unclaimed<O>| one.since + OFFERED_FOR <= now;
+        let is_expired = |one: &Offered<O>| one.since + OFFERED_FOR <= now;
         let expired = self.offers.partition_point(is_expired);
         self.offers.drain(..expired).map(|one| one.offer).collect()
     }
@@ -674,7 +679,7 @@ impl<W, O, C> Queue<W, O, C> {
     fn become_first(&mut self, now: Instant, is_subscribed: bool) -> bool {
         let share = self.places.values().next().map(|place| place.share);
         let counts =
-            |relies: &Relies| is_subscribed && share == Some(relies.share) && now < relies.until;
+            |relies: &HeldUntil| is_subscribed && share == Some(relies.share) && now < relies.until;
         let relies = self.relies.take().filter(counts);
         // If no release has arrived since, another owner still holds the object.
         let relies = relies.filter(|_| !self.take_wakeups());
@@ -710,7 +715,7 @@ impl<W, O, C> Queue<W, O, C> {
                 }
             }
             Phase::YieldsUntil(end) if !has_offer && now < end => return Next::Sleep(Some(end)),
-            Phase::YieldsUntil(_) | Phase::Takes | Phase::Asks => {}
+            Phase::YieldsUntil(_) | Phase::Takes | Phase::Requests => {}
         }
         first.phase = Phase::Takes;
         let woken_at = first.woken_at;
@@ -720,16 +725,16 @@ impl<W, O, C> Queue<W, O, C> {
         // The next answer already includes every release whose message has arrived.
         let released = self.take_wakeups();
         if let Some(first) = &mut self.first {
-            (first.phase, first.in_vain) = (Phase::Asks, first.in_vain && !released);
+            (first.phase, first.in_vain) = (Phase::Requests, first.in_vain && !released);
         }
         let message = std::mem::take(&mut self.message);
-        Next::Ask { message, woken_at }
+        Next::Send { message, woken_at }
     }
 
     /// Takes the oldest offer. That of a whole object counts only if that was not released since:
     /// the store then decides which owner holds it.
     fn next_offer(&mut self) -> Option<Next<O>> {
-        let Unclaimed { offer, share, .. } = self.offers.pop_front()?;
+        let Offered { offer, share, .. } = self.offers.pop_front()?;
         let counts = share != Share::Whole || self.is_current();
         Some(match counts {
             true => Next::Take(offer),
@@ -738,8 +743,9 @@ impl<W, O, C> Queue<W, O, C> {
     }
 
     /// Returns whether a request of the first waiter is in flight.
-    fn asks(&self) -> bool {
-        self.first.is_some_and(|first| first.phase == Phase::Asks)
+    fn has_request_in_flight(&self) -> bool {
+        self.first
+            .is_some_and(|first| first.phase == Phase::Requests)
     }
 
     /// Returns since when the latest answer is out of date, if it is: an object was released, or a
@@ -765,10 +771,10 @@ impl<W, O, C> Queue<W, O, C> {
     }
 }
 
-impl<W, C> Place<W, C> {
+impl<W, C> Entry<W, C> {
     /// Returns whether a release of this client may pass the object to the waiter.
     fn is_served(&self) -> bool {
-        !matches!(self.serves, Serves::Not)
+        !matches!(self.served_by, ServedBy::RequestsOnly)
     }
 
     fn must_register(&self, now: Instant) -> bool {

@@ -452,9 +452,9 @@ impl Subscription {
         self.change(&[Subscribed], Unconfirmed);
     }
 
-    /// Waits until the subscription is not being ended. It is not from then on, while the channel
-    /// has a waiter.
-    pub(super) async fn ended(&self) {
+    /// Waits while a task ends the subscription. As long as the channel has a waiter, no task ends
+    /// it again.
+    pub(super) async fn wait_while_ending(&self) {
         drop(self.ending.lock().await);
     }
 }

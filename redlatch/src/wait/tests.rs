@@ -135,7 +135,7 @@ impl Request for Scripted {
         self.can_be_claimed.then_some(Claim { hold, lease })
     }
 
-    fn doubt(&mut self) {
+    fn check_acquired(&mut self) {
         self.doubts += 1;
     }
 
@@ -328,9 +328,9 @@ async fn queues_and_objects_of_channel_are_independent() {
     let all = async {
         tokio::join!(
             queues.acquire(&mut one, true),
-            queues.acquire_in_turn(&mut same),
-            queues.acquire_in_turn(&mut reader),
-            queues.acquire_in_turn(&mut other),
+            queues.acquire_through_queue(&mut same),
+            queues.acquire_through_queue(&mut reader),
+            queues.acquire_through_queue(&mut other),
         )
     };
     assert!(tokio::time::timeout(SECOND, all).await.is_err());
@@ -390,7 +390,7 @@ async fn request_joining_after_release_has_no_answer() {
         let mut two = scripted(&queues, []);
         let (progress, limits) = (
             two.progress.clone(),
-            Limits::new(WaitLimit::at_most(SECOND), None),
+            RequestLimits::new(WaitLimit::at_most(SECOND), None),
         );
         let second = queues.within(&limits, &progress, &mut two).await;
         assert_eq!(two.sent.lock().unwrap().len(), usize::from(released));
@@ -408,7 +408,7 @@ async fn queue_of_other_object_at_channel_has_no_answer() {
     let mut one = scripted(&queues, [wait(60), wait(60)]);
     let mut two = scripted(&queues, []);
     two.object = "other".into();
-    let limits = Limits::new(WaitLimit::at_most(5 * SECOND), None);
+    let limits = RequestLimits::new(WaitLimit::at_most(5 * SECOND), None);
     let progress = two.progress.clone();
     let second = async {
         tokio::task::yield_now().await;
@@ -436,7 +436,7 @@ async fn request_whose_queue_has_ended_has_no_answer_unless_it_was_refused() {
             one.progress.record_answer();
         }
         let progress = one.progress.clone();
-        let waiting = tokio::time::timeout(SECOND, queues.acquire_in_turn(&mut one));
+        let waiting = tokio::time::timeout(SECOND, queues.acquire_through_queue(&mut one));
         assert!(waiting.await.is_err());
         let is_answered = matches!(progress.last_contact(), Some(LastContact::Answered));
         assert_eq!(is_answered, was_refused);
@@ -461,7 +461,7 @@ async fn within_at(
 ) -> (Result<Option<u32>>, u128) {
     let mut one = scripted(queues, answers);
     let (progress, begun) = (one.progress.clone(), one.begun);
-    let limits = Limits::new(wait_limit, outage.map(Expiry::In));
+    let limits = RequestLimits::new(wait_limit, outage.map(Expiry::In));
     let done = queues.within(&limits, &progress, &mut one).await;
     (done, begun.elapsed().as_millis())
 }
@@ -673,7 +673,7 @@ async fn request_behind_one_that_relies_on_the_winner_is_answered() {
     one.keeps = Some(10 * SECOND);
     queues.acquire(&mut one, true).await.unwrap();
     let (mut two, mut three) = (scripted(&queues, []), scripted(&queues, []));
-    let limits = Limits::new(WaitLimit::at_most(SECOND), None);
+    let limits = RequestLimits::new(WaitLimit::at_most(SECOND), None);
     let progress = three.progress.clone();
     let third = async {
         tokio::task::yield_now().await;

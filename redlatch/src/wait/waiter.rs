@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::queue::{Next, Queue, Queues, Serves, Turn};
+use super::queue::{Next, Queue, Queues, ServedBy, Turn};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
 use super::{Place, Request};
 use crate::background::{Background, Counted};
@@ -27,9 +27,9 @@ use crate::sync::Mutex;
 
 /// All wait queues of one client.
 #[derive(Clone)]
-pub(crate) struct WaitQueues(Arc<Shared>);
+pub(crate) struct WaitQueues(Arc<Inner>);
 
-pub(crate) struct Shared {
+pub(crate) struct Inner {
     pub(crate) channels: Arc<ChannelMap>,
     pub(super) store: Arc<Store>,
     background: Background,
@@ -39,9 +39,9 @@ pub(crate) struct Shared {
 }
 
 impl Deref for WaitQueues {
-    type Target = Shared;
+    type Target = Inner;
 
-    fn deref(&self) -> &Shared {
+    fn deref(&self) -> &Inner {
         &self.0
     }
 }
@@ -50,13 +50,13 @@ impl Deref for WaitQueues {
 #[derive(Debug)]
 pub(super) struct ObjectQueues {
     pub(super) key: Box<str>,
-    state: Mutex<ObjectState>,
+    state: Mutex<ObjectInner>,
 }
 
 type ClientQueues = Queues<Waker, Counted<Offer>, Claim>;
 
 #[derive(Debug)]
-pub(super) struct ObjectState {
+pub(super) struct ObjectInner {
     pub(super) queues: ClientQueues,
     /// The task that drops offers that are not taken in time.
     expiry: Option<AbortHandle>,
@@ -129,7 +129,7 @@ impl WaitQueues {
         background: Background,
         linger: Duration,
     ) -> WaitQueues {
-        WaitQueues(Arc::new(Shared {
+        WaitQueues(Arc::new(Inner {
             channels,
             store,
             background,
@@ -163,19 +163,19 @@ impl WaitQueues {
     ) -> Waiter {
         let object = entry.join(place.object);
         let (kind, share) = (place.queue, place.share);
-        let serves = match place.takes_offers {
-            true => Serves::Offers,
-            false => request
-                .claim()
-                .map_or(Serves::Not, |claim| Serves::Claim(Box::new(claim))),
+        let served_by = match place.takes_offers {
+            true => ServedBy::Offers,
+            false => request.claim().map_or(ServedBy::RequestsOnly, |claim| {
+                ServedBy::Claim(Box::new(claim))
+            }),
         };
         let (number, joined) = {
             let mut state = object.lock();
             let joined = Instant::now();
             if answered {
-                state.queues.queue(kind).has_answer();
+                state.queues.queue(kind).record_answer();
             }
-            (state.queues.join(kind, share, serves, joined), joined)
+            (state.queues.join(kind, share, served_by, joined), joined)
         };
         Waiter {
             queues: self.clone(),
@@ -307,14 +307,14 @@ impl ObjectQueues {
         let queues = Queues::new();
         ObjectQueues {
             key: key.into(),
-            state: Mutex::new(ObjectState {
+            state: Mutex::new(ObjectInner {
                 queues,
                 expiry: None,
             }),
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, ObjectState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ObjectInner> {
         self.state.lock()
     }
 

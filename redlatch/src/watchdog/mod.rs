@@ -155,7 +155,7 @@ impl Watchdog {
     /// Has a hold checked now, because an answer to a step out of its turn says that the store does
     /// not have it.
     pub(crate) fn suspect(&self, hold: &Arc<Hold>) {
-        hold.watchdog_state(|state| state.suspect = true);
+        hold.watchdog_state(WatchdogState::suspect);
         self.watch(hold);
     }
 
@@ -227,7 +227,7 @@ impl Core {
     fn check(&self, schedule: &mut Schedule, holds: &[Arc<Hold>]) {
         let now = Instant::now();
         for hold in holds {
-            hold.watchdog_state(|state| state.suspect = true);
+            hold.watchdog_state(WatchdogState::suspect);
             self.watch(schedule, hold, now);
         }
     }
@@ -327,7 +327,7 @@ impl Core {
         hold.watchdog_state(|state| {
             state.not_before = Some(again);
             // Otherwise a hold with a fixed lease would not be checked again.
-            state.suspect = true;
+            state.suspect();
         });
     }
 }

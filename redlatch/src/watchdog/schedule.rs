@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::client_registry::EntryNumber;
-use crate::hold::{Place, Watch, WatchAction};
+use crate::hold::{ScheduleSlot, Watch, WatchAction};
 use crate::lease::Lease;
 use crate::step::Script;
 
@@ -52,7 +52,7 @@ pub(super) struct Schedule<H, N> {
     entries: Entries<H>,
     /// All watched holds. The numbers order those that are due at the same instant, so that all
     /// runs of a program use the same order.
-    due: BTreeMap<(Instant, u64), Place>,
+    due: BTreeMap<(Instant, u64), ScheduleSlot>,
     /// Number of insertions into `due` so far.
     insertions: u64,
     nodes: BTreeMap<N, NodeQueue>,
@@ -78,14 +78,14 @@ struct Entry<H> {
 /// The entries. Each stays at its place, so that a hold finds it without a search.
 struct Entries<H> {
     places: Vec<Option<Entry<H>>>,
-    free: Vec<Place>,
+    free: Vec<ScheduleSlot>,
 }
 
 /// The renewals at one node.
 #[derive(Default)]
 struct NodeQueue {
     /// Holds to renew now, the oldest first.
-    ready: VecDeque<Place>,
+    ready: VecDeque<ScheduleSlot>,
     /// Number of batches in flight.
     batches: usize,
     /// Start of the latest sweep.
@@ -125,7 +125,7 @@ pub(super) struct Work<H, N> {
 
 /// Holds that are renewed together.
 pub(super) struct Batch<H, N> {
-    pub(super) holds: Vec<(Place, H)>,
+    pub(super) holds: Vec<(ScheduleSlot, H)>,
     pub(super) node: N,
     pub(super) script: &'static Script,
     pub(super) renews: bool,
@@ -164,12 +164,12 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
     }
 
     /// Watches a hold, or updates when it is due. `place`: that of the hold.
-    pub(super) fn watch(&mut self, place: &mut Option<Place>, hold: &H, watch: Watch) {
+    pub(super) fn watch(&mut self, place: &mut Option<ScheduleSlot>, hold: &H, watch: Watch) {
         let place = place.get_or_insert_with(|| self.entries.add(hold.clone()));
         self.plan(*place, watch);
     }
 
-    fn plan(&mut self, place: Place, watch: Watch) {
+    fn plan(&mut self, place: ScheduleSlot, watch: Watch) {
         if let Some(entry) = self.entries.get_mut(place) {
             let at = match watch.action {
                 WatchAction::Release => watch.due,
@@ -186,7 +186,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
     }
 
     /// Stops watching a hold. Returns its entry in the registry, which ends, too.
-    pub(super) fn unwatch(&mut self, place: &mut Option<Place>) -> Option<EntryNumber> {
+    pub(super) fn unwatch(&mut self, place: &mut Option<ScheduleSlot>) -> Option<EntryNumber> {
         let entry = self.entries.get_mut((*place)?)?;
         entry.reported_at = None;
         if let Some(due) = entry.due.take() {
@@ -200,7 +200,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
     }
 
     /// Records that the registry has the hold.
-    pub(super) fn registered(&mut self, place: Option<Place>, number: Option<EntryNumber>) {
+    pub(super) fn registered(&mut self, place: Option<ScheduleSlot>, number: Option<EntryNumber>) {
         if let Some(entry) = place.and_then(|place| self.entries.get_mut(place)) {
             entry.registered = number;
         }
@@ -376,7 +376,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
 }
 
 impl<H> Entries<H> {
-    fn add(&mut self, hold: H) -> Place {
+    fn add(&mut self, hold: H) -> ScheduleSlot {
         let entry = Entry {
             hold,
             due: None,
@@ -392,15 +392,15 @@ impl<H> Entries<H> {
         place
     }
 
-    fn get(&self, place: Place) -> Option<&Entry<H>> {
+    fn get(&self, place: ScheduleSlot) -> Option<&Entry<H>> {
         self.places.get(place)?.as_ref()
     }
 
-    fn get_mut(&mut self, place: Place) -> Option<&mut Entry<H>> {
+    fn get_mut(&mut self, place: ScheduleSlot) -> Option<&mut Entry<H>> {
         self.places.get_mut(place)?.as_mut()
     }
 
-    fn remove(&mut self, place: Place) {
+    fn remove(&mut self, place: ScheduleSlot) {
         self.places[place] = None;
         self.free.push(place);
     }
@@ -424,7 +424,7 @@ impl NodeQueue {
         entries: &Entries<H>,
         look: &impl Look<H, N>,
         batches: &mut Vec<Batch<H, N>>,
-        left_out: &mut Vec<(Place, Option<Watch>)>,
+        left_out: &mut Vec<(ScheduleSlot, Option<Watch>)>,
     ) {
         // The open batches, oldest first: one for each script, and separate ones for holds that are
         // renewed and holds that are only checked.
@@ -483,7 +483,7 @@ impl<H, N: Copy> Batch<H, N> {
         self.holds.len() < MAX_BATCH_HOLDS && self.remaining_weight >= load.weight
     }
 
-    fn add(&mut self, place: Place, hold: H, load: &Load<N>) {
+    fn add(&mut self, place: ScheduleSlot, hold: H, load: &Load<N>) {
         self.remaining_weight = self.remaining_weight.saturating_sub(load.weight);
         self.holds.push((place, hold));
     }

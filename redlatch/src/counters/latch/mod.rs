@@ -257,7 +257,7 @@ impl CountDownLatch {
     async fn acquire(&self, options: &Options) -> Result<Option<()>> {
         self.session.background.remember_runtime()?;
         self.object()?;
-        let limits = options.limits(self.session.outage_limit);
+        let limits = options.request_limits(self.session.outage_limit);
         let progress = Progress::default();
         let (session, object) = (&self.session, &*self.object);
         let look = |channel| -> Boxed<'_, _> {

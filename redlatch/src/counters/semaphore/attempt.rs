@@ -39,7 +39,7 @@ impl AcquireOnce for Semaphore {
             let none = HeldPermits::new(session.clone(), object.clone(), 0, None);
             return Ok(Some(none));
         }
-        let limits = options.limits(session.outage_limit);
+        let limits = options.request_limits(session.outage_limit);
         let progress = Progress::default();
         let mut request = PermitsRequest {
             semaphore: self,

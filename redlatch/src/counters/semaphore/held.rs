@@ -168,8 +168,10 @@ impl HeldPermits {
             return false;
         };
         let (object, share, now) = (self.object.clone(), self.share(), Instant::now());
-        let offered = session.offer(&object, share, now, |can_ask| {
-            let asks = chain.lock().local_handoff(can_ask, now, random_fraction)?;
+        let offered = session.offer(&object, share, now, |may_check_first| {
+            let asks = chain
+                .lock()
+                .local_handoff(may_check_first, now, random_fraction)?;
             let held = HeldPermits {
                 pending: self.pending.take(),
                 permits: self.permits,

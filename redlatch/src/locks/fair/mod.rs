@@ -262,13 +262,13 @@ impl HoldKind for Fair {
     }
 
     fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
-        let of = handoff::Of {
+        let variant = handoff::Variant {
             script: rules::handoff_script(),
             wakes: true,
             writer: false,
             token_key: None,
         };
-        Some(handoff(params, of, |keyspace, _| {
+        Some(handoff(params, variant, |keyspace, _| {
             FairQueue::new(keyspace, &self.keys).wake_waiting()
         }))
     }

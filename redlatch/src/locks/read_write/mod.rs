@@ -421,13 +421,13 @@ impl HoldKind for Write {
     }
 
     fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
-        let of = handoff::Of {
+        let variant = handoff::Variant {
             script: write::handoff_script(),
             wakes: true,
             writer: true,
             token_key: None,
         };
-        Some(handoff(params, of, |keyspace, object| {
+        Some(handoff(params, variant, |keyspace, object| {
             wake_all(keyspace, object);
             Ok(())
         }))

@@ -44,7 +44,7 @@ use crate::name::ObjectKeys;
 use crate::step::{Script, ScriptReply, Step, args, script};
 
 /// How the step differs between the kinds of lock.
-pub(crate) struct Of<'a> {
+pub(crate) struct Variant<'a> {
     pub(crate) script: &'static Script,
     /// Whether waiters in the store are woken. Those that poll are not.
     pub(crate) wakes: bool,
@@ -62,7 +62,7 @@ pub(crate) fn script() -> &'static Script {
 /// Puts a successor in the place of the owner. `wake`: wakes a waiter in the store.
 pub(crate) fn handoff<'a>(
     params: HandoffParams<'a>,
-    of: Of<'a>,
+    variant: Variant<'a>,
     wake: impl Fn(&mut Keyspace, &ObjectKeys) -> Result<()> + Send + Sync + 'a,
 ) -> Step<'a, Handoff> {
     let HandoffParams {
@@ -73,10 +73,10 @@ pub(crate) fn handoff<'a>(
     } = params;
     let object = &*from.object;
     let is_waiter = matches!(to, To::Waiter { .. });
-    let token_key = of.token_key.filter(|_| is_waiter);
-    let wakes = of.wakes && !is_waiter;
+    let token_key = variant.token_key.filter(|_| is_waiter);
+    let wakes = variant.wakes && !is_waiter;
     // In the hash of another kind, other programs may have set fields: a release is not refused.
-    let fields = match (of.writer, is_waiter) {
+    let fields = match (variant.writer, is_waiter) {
         (true, _) => 2,
         (false, true) => 1,
         (false, false) => 0,
@@ -104,7 +104,7 @@ pub(crate) fn handoff<'a>(
     }
     let decode = move |reply| match reply {
         ScriptReply::Integer(0) => Ok(Handoff::NotHeld),
-        ScriptReply::Integer(-1) => Err(not_movable(from, of.writer)),
+        ScriptReply::Integer(-1) => Err(not_movable(from, variant.writer)),
         ScriptReply::Integer(-2) => Err(asked(from, None)),
         ScriptReply::Integer(left) => {
             let left = u64::try_from(left - 2).unwrap_or_default();
@@ -156,7 +156,7 @@ pub(crate) fn handoff<'a>(
             }
         }
         if held && !is_only_hold {
-            return Err(not_movable(from, of.writer));
+            return Err(not_movable(from, variant.writer));
         }
         match (to, request) {
             (To::Keeper, _) => requests::remove(keyspace, requests.as_deref(), &from.field),
@@ -165,7 +165,8 @@ pub(crate) fn handoff<'a>(
         }
         let mut token = 0;
         if held && let Some(key) = token_key {
-            let next = token::next(keyspace, key).ok_or_else(|| not_movable(from, of.writer))?;
+            let next =
+                token::next(keyspace, key).ok_or_else(|| not_movable(from, variant.writer))?;
             keyspace.set(key, next, None);
             token = token::unsigned(next);
         }
@@ -184,7 +185,7 @@ pub(crate) fn handoff<'a>(
         })
     };
     let keys = [object.key()].into_iter().chain(token_key);
-    Step::new(of.script, keys, args, decode, apply)
+    Step::new(variant.script, keys, args, decode, apply)
 }
 
 /// The feared interleaving: a request of the writer for the read side is granted just before. It

@@ -125,13 +125,13 @@ impl<K: ReentrantKind> HoldKind for K {
     }
 
     fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
-        let of = handoff::Of {
+        let variant = handoff::Variant {
             script: handoff::script(),
             wakes: self.polling().is_none(),
             writer: false,
             token_key: self.token_key(),
         };
-        Some(handoff(params, of, |keyspace, object| {
+        Some(handoff(params, variant, |keyspace, object| {
             keyspace.publish(object.channel(), 0);
             Ok(())
         }))

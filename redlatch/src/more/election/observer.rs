@@ -22,7 +22,7 @@ use crate::lease::{Expiry, WaitLimit};
 use crate::pending_request::PendingRequest;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Limits, private_object};
+use crate::wait::{RequestLimits, private_object};
 
 /// The leader of an election and its changes, as a [`Stream`] that never ends:
 /// [`Election::observe`].
@@ -119,7 +119,7 @@ async fn next_leader(
     let session = &election.session;
     session.background.remember_runtime()?;
     election.keys.fair.object.check()?;
-    let limits = Limits::new(WaitLimit::Endless, session.outage_limit);
+    let limits = RequestLimits::new(WaitLimit::Endless, session.outage_limit);
     let (store, progress) = (&session.store, Progress::default());
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;

@@ -58,7 +58,7 @@ use crate::owner::OwnerId;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Limits, private_object};
+use crate::wait::{RequestLimits, private_object};
 use crate::watchdog::renew_holds;
 
 /// How often [`Lock::released_by`] looks, because fair and spin locks do not publish each release.
@@ -178,7 +178,7 @@ impl<K: Revocable> Lock<K> {
     pub async fn released_by(&self, owner: OwnerId, wait: Duration) -> Result<bool> {
         self.session.background.remember_runtime()?;
         self.valid_kind()?;
-        let limits = Limits::new(WaitLimit::at_most(wait), Some(Expiry::Never));
+        let limits = RequestLimits::new(WaitLimit::at_most(wait), Some(Expiry::Never));
         let (store, progress) = (&self.session.store, Progress::default());
         let owner = &owner;
         let look = |channel| -> Boxed<'_, _> {
@@ -315,7 +315,7 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: PeriodId
 
 /// Checks a hold now and whenever a request may have arrived, while the store has it and the hold period lasts.
 async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId) {
-    let limits = Limits::new(WaitLimit::Endless, Some(Expiry::Never));
+    let limits = RequestLimits::new(WaitLimit::Endless, Some(Expiry::Never));
     let (store, progress) = (&session.store, Progress::default());
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;

@@ -232,7 +232,11 @@ impl<K: HasTicket> Lock<K> {
             field: of_ticket.field.clone(),
             lease: ticket.store_lease(),
         });
-        let requested = [RequestedHold::once(&*hold.kind, &hold_ref, terms)];
+        let requested = [RequestedHold::without_waiting(
+            &*hold.kind,
+            &hold_ref,
+            terms,
+        )];
         let progress = Progress::default();
         let begin = move |_: &[u32]| {
             hold.state().adopts = Some(adopts);

@@ -68,7 +68,11 @@ pub(in super::super) struct Claimed {
 
 impl HoldRef {
     /// Returns the successor of a full release of the hold `from`, if it has one.
-    pub(in super::super) fn successor(&self, from: &Hold, now: &HoldSnapshot) -> Option<Successor> {
+    pub(in super::super) fn successor(
+        &self,
+        from: &Hold,
+        snapshot: &HoldSnapshot,
+    ) -> Option<Successor> {
         {
             let state = from.state();
             if let Some(ticket) = &state.adopts {
@@ -83,22 +87,22 @@ impl HoldRef {
                 return Some(Successor::Keeper { field, lease });
             }
         }
-        let claimed = now.may_pass_on().then(|| self.claim_waiter(from));
+        let claimed = snapshot.may_pass_on().then(|| self.claim_waiter(from));
         claimed.flatten().map(Successor::Waiter)
     }
 
-    /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
+    /// Claims a waiter for a release of the hold `from`, if the object may pass to it snapshot.
     fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
         let session = &self.session;
         if !from.kind.spec().store_handoff || session.waiting.channels.is_empty() {
             return None;
         }
-        let can_ask = session.store.counts_subscribers();
+        let can_count = session.store.counts_subscribers();
         let (chain, asks) =
             from.state()
                 .period
                 .chain
-                .store_handoff(can_ask, Instant::now(), random_fraction)?;
+                .store_handoff(can_count, Instant::now(), random_fraction)?;
         let waiter = session.waiting.claim_first(&from.object)?;
         let hold_ref = session.claimed(&waiter.claim)?;
         Some(Claimed {
@@ -114,13 +118,13 @@ impl HoldRef {
     pub(in super::super) async fn hand_off(
         &self,
         from: &Arc<Hold>,
-        now: &HoldSnapshot,
+        snapshot: &HoldSnapshot,
         successor: Successor,
     ) -> Result<Option<bool>> {
         match successor {
-            Successor::Waiter(claimed) => self.hand_to_waiter(from, now, claimed).await,
+            Successor::Waiter(claimed) => self.hand_to_waiter(from, snapshot, claimed).await,
             Successor::Keeper { field, lease } => {
-                self.hand_to_keeper(from, now, &field, lease).await
+                self.hand_to_keeper(from, snapshot, &field, lease).await
             }
         }
     }
@@ -128,7 +132,7 @@ impl HoldRef {
     async fn hand_to_keeper(
         &self,
         from: &Arc<Hold>,
-        now: &HoldSnapshot,
+        snapshot: &HoldSnapshot,
         successor: &str,
         lease: Lease,
     ) -> Result<Option<bool>> {
@@ -143,19 +147,21 @@ impl HoldRef {
         };
         let release = PendingRelease::new(from, 0);
         from.state().begin_release(0);
+        // The keeper holds the object now, so the queue of a fair lock is not served.
         self.end_chain(from);
         let (store, progress) = (&self.session.store, &release.progress);
-        let answer = store.run(&step, None, now.delivery(), progress).await;
+        let answer = store.run(&step, None, snapshot.delivery(), progress).await;
         release.record_result(&answer);
         let answer = answer?;
         let held = answer.reply != Handoff::NotHeld;
-        self.released(from, now, 0, held, answer.repeated).map(Some)
+        self.handle_release_answer(from, snapshot, 0, held, answer.repeated)
+            .map(Some)
     }
 
     async fn hand_to_waiter(
         &self,
         from: &Arc<Hold>,
-        now: &HoldSnapshot,
+        snapshot: &HoldSnapshot,
         claimed: Claimed,
     ) -> Result<Option<bool>> {
         let session = &self.session;
@@ -191,12 +197,15 @@ impl HoldRef {
         from.state().begin_release(0);
         waiter.request_started();
         let (store, progress) = (&session.store, &release.progress);
-        let answer = store.run(&step, None, now.delivery(), progress).await;
+        let answer = store.run(&step, None, snapshot.delivery(), progress).await;
         release.record_result(&answer);
         turn.record_result(&answer);
         drop(turn);
-        if answer.is_err() && !release.progress.was_sent() {
-            receiver.settled();
+        if answer
+            .as_ref()
+            .is_err_and(|error| release.changed_nothing(error))
+        {
+            receiver.disarm();
         }
         let answer = match answer {
             Err(Error::NotMovable { .. } | Error::Asked { .. }) => return Ok(None),
@@ -217,18 +226,19 @@ impl HoldRef {
             // that.
             Handoff::NotHeld if answer.repeated => {}
             Handoff::NotHeld => {
-                receiver.settled();
+                receiver.disarm();
                 return Ok(None);
             }
             Handoff::Kept { others } => {
-                receiver.settled();
+                receiver.disarm();
                 let others = Some(others);
                 from.state().period.chain.answered(Instant::now(), others);
                 return Ok(None);
             }
         }
         let held = answer.reply != Handoff::NotHeld;
-        self.released(from, now, 0, held, answer.repeated).map(Some)
+        self.handle_release_answer(from, snapshot, 0, held, answer.repeated)
+            .map(Some)
     }
 }
 
@@ -255,7 +265,7 @@ impl Receiver {
 
     /// Records that there is nothing to settle: the store has not handed the object off, or to a
     /// ticket.
-    pub(super) fn settled(&mut self) {
+    pub(super) fn disarm(&mut self) {
         if let Some(hold_ref) = self.hold_ref.take() {
             hold_ref.hold.state().attempt_answered(self.change);
         }

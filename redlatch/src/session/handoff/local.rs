@@ -45,7 +45,7 @@ use super::super::{HoldRef, Session, Terms};
 use crate::background::Counted;
 use crate::error::{Loss, Result};
 use crate::hold::{
-    ASK_LIMIT, Chain, Hold, HoldLimits, NoHandoff, OtherClients, Renewed, Share, fair_waiters,
+    CHECK_LIMIT, Chain, Hold, HoldLimits, NoHandoff, OtherClients, Renewed, Share, fair_waiters,
     requests,
 };
 use crate::keyspace::Holds;
@@ -103,14 +103,14 @@ impl LocalHandoff {
         now: Instant,
     ) -> Result<(), NoHandoff> {
         let (session, hold) = (&hold_ref.session, &hold_ref.hold);
-        session.offer(&hold.object, hold.kind.share(), now, |can_ask| {
+        session.offer(&hold.object, hold.kind.share(), now, |may_check_first| {
             if !hold_ref.is_only_one() {
                 return Err(NoHandoff::Release);
             }
             let lease = terms.lease.duration();
-            let asks = hold
-                .state_at(|| now)
-                .local_handoff(lease, can_ask, released_at, now)?;
+            let asks =
+                hold.state_at(|| now)
+                    .local_handoff(lease, may_check_first, released_at, now)?;
             Ok(Box::new(LocalHandoff {
                 hold_ref: Some(hold_ref.take()),
                 terms,
@@ -121,14 +121,14 @@ impl LocalHandoff {
 
     /// Asks the store whether other clients wait, and then offers the hold. If the store does not answer soon, the hold has to
     /// be released.
-    pub(crate) async fn offer_after_asking(
+    pub(crate) async fn offer_after_check(
         hold_ref: &HoldRef,
         terms: Terms,
         released_at: Instant,
     ) -> Result<(), NoHandoff> {
         let HoldRef { session, hold, .. } = hold_ref;
         let asking = session.check_handoff(&hold.object, hold);
-        let _ = timeout(ASK_LIMIT, asking).await;
+        let _ = timeout(CHECK_LIMIT, asking).await;
         LocalHandoff::offer(hold_ref, terms, released_at, Instant::now())
     }
 
@@ -144,7 +144,7 @@ impl LocalHandoff {
         };
         background.spawn_begun(running, async move {
             if let Some(hold_ref) = &dropped.hold_ref
-                && LocalHandoff::offer_after_asking(hold_ref, terms, released_at)
+                && LocalHandoff::offer_after_check(hold_ref, terms, released_at)
                     .await
                     .is_ok()
             {
@@ -165,7 +165,7 @@ impl LocalHandoff {
         let (is_available, is_registered) = {
             let state = hold.state_at(|| now);
             let is_held = state.held_period().is_some();
-            let is_certain = !state.period.is_asked() && !state.is_doubtful();
+            let is_certain = !state.period.is_asked() && !state.needs_check();
             (is_held && is_certain, state.watchdog.registered)
         };
         if hold.kind.share() != share || !is_available {
@@ -217,8 +217,11 @@ impl Session {
     ) -> Result<(), NoHandoff> {
         let mut refusal = NoHandoff::Release;
         let offered = self.waiting.offer(object, share, now, |is_crowded| {
-            let can_ask = share == Share::Whole && self.store.counts_subscribers() && !is_crowded;
-            let offer = offer(can_ask).map_err(|refused| refusal = refused).ok()?;
+            let may_check_first =
+                share == Share::Whole && self.store.counts_subscribers() && !is_crowded;
+            let offer = offer(may_check_first)
+                .map_err(|refused| refusal = refused)
+                .ok()?;
             Some(Counted::new(offer, self.background.begin(object)))
         });
         if offered { Ok(()) } else { Err(refusal) }
@@ -230,16 +233,16 @@ impl Session {
         object: &Arc<ObjectKeys>,
         chain: &C,
     ) {
-        let (asking, asked, chain) = (self.clone(), object.clone(), chain.clone());
-        let check = async move { asking.check_handoff(&asked, &chain).await };
+        let (session, checked, chain) = (self.clone(), object.clone(), chain.clone());
+        let check = async move { session.check_handoff(&checked, &chain).await };
         self.background.spawn_check(object, check);
     }
 
     /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
     pub(in super::super) async fn check_handoff(&self, object: &ObjectKeys, chain: &impl HasChain) {
-        let asked_at = Instant::now();
+        let checked_at = Instant::now();
         let own = u64::from(self.waiting.channels.is_subscribed(object.channel()));
-        let waiting = self.verify_hold(object, chain.hold()).await;
+        let waiting = self.check_hold(object, chain.hold()).await;
         let others = match waiting.filter(|_| self.store.counts_subscribers()) {
             // They cannot be counted.
             None => Some(OtherClients::default()),
@@ -250,17 +253,17 @@ impl Session {
                 (count > 0).then_some(OtherClients { count, in_queue })
             }
         };
-        chain.access(|chain| chain.answered(asked_at, others));
+        chain.access(|chain| chain.answered(checked_at, others));
     }
 
     /// Asks the store whether the owner still has the hold. If not, it is lost, and the local waiters ask for the object
     /// themselves. Returns how many wait for it, if there was an answer. `None` also for permits without an owner whose
     /// semaphore does not exist any more.
-    pub(in super::super) async fn verify_hold(
+    pub(in super::super) async fn check_hold(
         &self,
         object: &ObjectKeys,
         hold: Option<&Arc<Hold>>,
-    ) -> Option<Waiting> {
+    ) -> Option<WaiterCounts> {
         let step = check_handoff(object, hold.map(Arc::as_ref));
         let Some(hold) = hold else {
             let (exists, waiting) = self.check(object, &step).await.ok()?;
@@ -272,8 +275,9 @@ impl Session {
         // place. So the hold does not pass on, and is checked again behind that step.
         if matches!(answer, Ok((false, _))) && hold.state().doubt(granted_in) {
             let turn = hold.turn().await;
-            // A release that found no hold wakes the waiters itself.
+            // Else it was released meanwhile, and that release has woken the waiters.
             if hold.state().doubt(granted_in) {
+                let suspicion = hold.state().watchdog.latest_suspicion();
                 answer = match turn {
                     Ok(mut turn) => {
                         let in_turn = self.check(object, &step).await;
@@ -284,7 +288,7 @@ impl Session {
                             self.waiting.wake(object.channel());
                         }
                         if matches!(in_turn, Ok((true, _))) {
-                            hold.watchdog_state(|state| state.suspect = false);
+                            hold.watchdog_state(|state| state.refuted(suspicion));
                         }
                         in_turn
                     }
@@ -302,8 +306,8 @@ impl Session {
     async fn check(
         &self,
         object: &ObjectKeys,
-        step: &Step<'_, (bool, Waiting)>,
-    ) -> Result<(bool, Waiting)> {
+        step: &Step<'_, (bool, WaiterCounts)>,
+    ) -> Result<(bool, WaiterCounts)> {
         let answer = self.store.run_urgent(step).await;
         if let Err(error) = &answer {
             let lock = object.full_name();
@@ -315,19 +319,19 @@ impl Session {
 
 impl HoldRef {
     /// Checks in the background whether the store still has the hold that was just acquired.
-    pub(crate) fn verify_in_background(&self) {
+    pub(crate) fn check_hold_in_background(&self) {
         let (session, hold) = (self.session.clone(), self.hold.clone());
-        let verifying = async move {
-            session.verify_hold(&hold.object, Some(&hold)).await;
+        let check = async move {
+            session.check_hold(&hold.object, Some(&hold)).await;
         };
         let background = &self.session.background;
-        background.spawn_check(&self.hold.object, verifying);
+        background.spawn_check(&self.hold.object, check);
     }
 }
 
 /// How many wait for an object, as far as the store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub(crate) struct WaiterCounts {
     /// Number of connections that subscribe to its channel, plus one if another client asks for it.
     pub(crate) subscribers: u64,
     /// Number of owners in the queue of a fair lock with the same key.
@@ -339,7 +343,7 @@ pub(crate) struct Waiting {
 pub(crate) fn check_handoff<'a>(
     object: &'a ObjectKeys,
     hold: Option<&'a Hold>,
-) -> Step<'a, (bool, Waiting)> {
+) -> Step<'a, (bool, WaiterCounts)> {
     let key = hold.map_or(object.key(), |hold| hold.kind.renewal(hold).key);
     let mut args = args![object.channel()];
     match hold.map(|hold| (&*hold.field, hold.kind.share())) {
@@ -353,7 +357,7 @@ pub(crate) fn check_handoff<'a>(
         args,
         move |reply| {
             let [is_held, subscribers, queued] = reply.array()?;
-            let waiting = Waiting {
+            let waiting = WaiterCounts {
                 subscribers: subscribers.integer()?.try_into().unwrap_or(0),
                 queued: queued.integer()?.try_into().unwrap_or(0),
             };
@@ -372,7 +376,7 @@ pub(crate) fn check_handoff<'a>(
             let is_asked =
                 whole.is_some_and(|hold| requests::find(keyspace, hold) != Renewed::Held);
             let subscribers = keyspace.subscriber_count(object.channel());
-            let waiting = Waiting {
+            let waiting = WaiterCounts {
                 subscribers: subscribers as u64 + u64::from(is_asked),
                 queued: fair_waiters::count(keyspace, object) as u64,
             };

@@ -5,9 +5,9 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
 use super::super::HoldRef;
-use super::local::{Waiting, check_handoff};
+use super::local::{WaiterCounts, check_handoff};
 use crate::error::{Error, Result};
-use crate::hold::{ASK_LIMIT, AcquireParams, HoldKind as _, OtherClients};
+use crate::hold::{AcquireParams, CHECK_LIMIT, HoldKind as _, OtherClients};
 use crate::keyspace::Keyspace;
 use crate::locks::Reentrant;
 use crate::step::Outcome;
@@ -110,7 +110,7 @@ async fn release_that_asks_first_ends_without_answer() {
                 }
                 _ => {
                     let delay = if ends == "late" {
-                        2 * ASK_LIMIT
+                        2 * CHECK_LIMIT
                     } else {
                         Duration::ZERO
                     };
@@ -482,30 +482,37 @@ async fn check_reports_hold_that_the_store_has_lost() {
 }
 
 /// Out of turn, the store did not have the hold: a step of the owner was in flight, and has
-/// acquired it again.
+/// acquired it again. A doubt that is newer than the check in turn stays.
 #[tokio::test(start_paused = true)]
-async fn refuted_doubt_is_cleared() {
-    let [client, peer] = clients().1;
-    let guard = client.lock("a").lock().await.unwrap();
-    let HoldRef { session, hold, .. } = guard.hold_ref();
-    let in_flight = hold.turn().await.unwrap();
-    assert!(peer.lock("a").force_unlock().await.unwrap());
-    let (checking, checked) = (session.clone(), hold.clone());
-    let checking = async move { checking.verify_hold(&checked.object, Some(&checked)).await };
-    let checking = tokio::spawn(checking);
-    run_others().await;
-    assert!(hold.state().is_doubtful());
-    let kind = Reentrant::new("", "a");
-    let step = kind.acquire(AcquireParams::without_waiting(
-        hold,
-        1,
-        session.watchdog.lease(),
-    ));
-    let acquired = session.store.run_idempotent(&step).await;
-    assert!(matches!(acquired, Ok(Outcome::ACQUIRED)));
-    drop(in_flight);
-    assert!(checking.await.unwrap().is_some());
-    assert!(guard.is_valid() && !hold.state().is_doubtful());
+async fn refuted_doubt_is_cleared_and_a_newer_one_stays() {
+    for is_doubted_again in [false, true] {
+        let (store, [client, peer]) = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let HoldRef { session, hold, .. } = guard.hold_ref();
+        let in_flight = hold.turn().await.unwrap();
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        let (checking, checked) = (session.clone(), hold.clone());
+        let checking = async move { checking.check_hold(&checked.object, Some(&checked)).await };
+        let checking = tokio::spawn(checking);
+        run_others().await;
+        assert!(hold.state().needs_check());
+        let kind = Reentrant::new("", "a");
+        let lease = session.watchdog.lease();
+        let step = kind.acquire(AcquireParams::without_waiting(hold, 1, lease));
+        let acquired = session.store.run_idempotent(&step).await;
+        assert!(matches!(acquired, Ok(Outcome::ACQUIRED)));
+        // Before the watchdog wakes to register the hold, and checks it, too.
+        store.delay_answers([SECOND / 10]);
+        drop(in_flight);
+        tokio::time::sleep(SECOND / 20).await;
+        if is_doubted_again {
+            let granted_in = hold.state().period.granted_in;
+            assert!(hold.state().doubt(granted_in));
+        }
+        assert!(checking.await.unwrap().is_some());
+        assert!(guard.is_valid());
+        assert_eq!(hold.state().needs_check(), is_doubted_again);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -513,7 +520,7 @@ async fn check_in_background_reports_lost_hold() {
     let [client, peer] = clients().1;
     let guard = client.lock("a").lock().await.unwrap();
     peer.lock("a").force_unlock().await.unwrap();
-    guard.hold_ref().verify_in_background();
+    guard.hold_ref().check_hold_in_background();
     // Long before the watchdog would notice it.
     let limit = Duration::from_secs(1);
     tokio::time::timeout(limit, guard.lost()).await.unwrap();
@@ -555,8 +562,8 @@ async fn check_covers_permits_and_publishes_nothing() {
     semaphore.try_set_permits(1).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
     let HoldRef { session, hold, .. } = permit.hold_ref();
-    let found = session.verify_hold(&hold.object, Some(hold)).await;
-    let none = Waiting {
+    let found = session.check_hold(&hold.object, Some(hold)).await;
+    let none = WaiterCounts {
         subscribers: 0,
         queued: 0,
     };
@@ -581,7 +588,7 @@ fn check_names_lock_owner_channel_and_requests() {
     for (is_held, subscribers, queued) in [(true, 3, 0), (false, 2, 1)] {
         let reply = [i64::from(is_held), subscribers, queued].map(ScriptReply::Integer);
         let decoded = step.decode(ScriptReply::List(reply.into())).unwrap();
-        let waiting = Waiting {
+        let waiting = WaiterCounts {
             subscribers: subscribers as u64,
             queued: queued as u64,
         };

@@ -17,7 +17,7 @@ mod ticket;
 pub(crate) use in_store::StoreHandoff;
 pub(crate) use local::LocalHandoff;
 #[cfg(test)]
-pub(crate) use local::{Waiting, check_handoff};
+pub(crate) use local::{WaiterCounts, check_handoff};
 
 #[cfg(test)]
 mod in_store_tests;

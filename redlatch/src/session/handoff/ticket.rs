@@ -114,7 +114,7 @@ impl HoldRef {
         // An attempt: until it is answered, the hold passes to no other request, and a release is sent behind it.
         let change = hold.state().ledger.begin_attempt();
         let mut refused = || {
-            receiver.settled();
+            receiver.disarm();
             hold.state().attempt_answered(change);
         };
         // A release, too: another one of this owner, which may wait behind this, does not find it afterwards.
@@ -125,29 +125,29 @@ impl HoldRef {
         let answer = session.store.run(&step, None, delivery, progress).await;
         turn.record_result(&answer);
         let answer = match answer {
-            Err(error) if error.leaves_untouched() || !progress.was_sent() => {
-                progress.mark_unsent();
+            Err(error) if release.changed_nothing(&error) => {
+                release.answered();
                 refused();
                 return Ok(Err(error));
             }
             answer => answer?,
         };
         if answer.reply == Handoff::NotHeld {
-            progress.mark_unsent();
+            release.answered();
             refused();
             return Err(self.mark_not_held());
         }
         if let Some(confirmation) = answer.confirmation {
             confirmation.confirmed(progress).await?;
         }
-        progress.mark_unsent();
+        release.answered();
         self.remove_guard(terms);
         {
             let mut state = hold.state();
             let changes = state.ledger.latest();
             state.release_answered(changes, true);
         }
-        receiver.settled();
+        receiver.disarm();
         session.watchdog.unwatch(hold);
         session.wake_owner(hold);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, ticket = %of_ticket.field,

@@ -62,7 +62,7 @@ pub(super) struct MultiLockRequest<'a> {
     /// The member that is waited for; the request is in its queue.
     blocking_member: Option<usize>,
     /// Whether the store may remember this request as a waiter of that member.
-    may_be_registered: bool,
+    store_may_know_waiter: bool,
     /// Whether a step that requests that member is in flight.
     member_in_flight: bool,
     /// Whether the latest attempt acquired all members.
@@ -114,14 +114,18 @@ impl<'a> MultiLockRequest<'a> {
         let members: Vec<_> = both
             .map(|(member, hold_ref)| RequestedMember {
                 member,
-                requested: RequestedHold::once(&*member.lock.kind, hold_ref, member.terms(lease)),
+                requested: RequestedHold::without_waiting(
+                    &*member.lock.kind,
+                    hold_ref,
+                    member.terms(lease),
+                ),
             })
             .collect();
         MultiLockRequest {
             progress,
             members,
             blocking_member: None,
-            may_be_registered: false,
+            store_may_know_waiter: false,
             member_in_flight: false,
             acquired_all: false,
             tries: 0,
@@ -151,11 +155,11 @@ impl<'a> MultiLockRequest<'a> {
     fn switch_to(&mut self, other: Option<usize>) {
         let left = self.waited_for().request(true);
         let is_settled = self.member_in_flight && self.progress.was_sent();
-        if self.may_be_registered && !is_settled && left.kind.waiter_ttl().is_some() {
+        if self.store_may_know_waiter && !is_settled && left.kind.waiter_ttl().is_some() {
             let lifetime = left.trace_lifetime();
             left.hold_ref.settle_in_background(lifetime);
         }
-        (self.may_be_registered, self.member_in_flight) = (false, false);
+        (self.store_may_know_waiter, self.member_in_flight) = (false, false);
         self.blocking_member = other;
         self.tries = 0;
     }
@@ -201,7 +205,7 @@ impl<'a> MultiLockRequest<'a> {
             self.member_in_flight = requests_member;
             let result = self.acquire_batch(batch.clone(), subscribe).await;
             self.member_in_flight = false;
-            self.may_be_registered |= requests_member && self.progress.was_sent();
+            self.store_may_know_waiter |= requests_member && self.progress.was_sent();
             let refused = match result {
                 Ok(AllOrNone::Acquired(tokens)) => {
                     for (one, token) in self.members[batch].iter().zip(tokens) {
@@ -219,7 +223,7 @@ impl<'a> MultiLockRequest<'a> {
             let _ = release_all(held_members).await;
             return refused;
         }
-        self.may_be_registered = false;
+        self.store_may_know_waiter = false;
         self.acquired_all = true;
         Ok(AllOrNone::Acquired(held_members))
     }
@@ -353,7 +357,7 @@ impl Request for MultiLockRequest<'_> {
             let attempt_runs = self.attempt_runs.clone();
             let result = tokio::select! {
                 biased;
-                result = member.session().waiting.acquire_in_turn(self) => result?,
+                result = member.session().waiting.acquire_through_queue(self) => result?,
                 // Bypasses the queue: see `HoldRef::hold_period`.
                 () = held_through_another(requested.hold_ref, since, &attempt_runs) => {
                     blocking = None;

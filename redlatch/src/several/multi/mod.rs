@@ -172,7 +172,7 @@ impl AcquireOnce for MultiLock {
         let hold_limits = options.hold_limits()?;
         let members = in_global_order(&self.members)?;
         let waiting = &members[0].session().waiting;
-        let limits = options.limits(shortest_outage_limit(&members));
+        let limits = options.request_limits(shortest_outage_limit(&members));
         remember_runtime(&members)?;
         loop {
             let owner = named.unwrap_or_else(Owner::anonymous);

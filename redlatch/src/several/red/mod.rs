@@ -264,7 +264,7 @@ impl AcquireOnce for RedLock {
         // Unless a member's client has an outage limit, it waits through any outage, unlike a
         // single lock.
         let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
-        let limits = options.limits(Some(outage_limit));
+        let limits = options.request_limits(Some(outage_limit));
         let progress = Progress::default();
         let member_timeout = self.checked_member_timeout(shortest)?;
         let mut request = RedLockRequest {

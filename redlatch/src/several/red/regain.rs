@@ -180,7 +180,7 @@ impl MemberRequests {
             let check = member.lock.is_held_by(majority.owner);
             let answer = answer_within(majority.member_timeout, check).await;
             if let Ok(false) = answer {
-                hold_ref.verify_in_background();
+                hold_ref.check_hold_in_background();
             }
             matches!(answer, Ok(true))
         });

@@ -27,7 +27,7 @@ use crate::session::{HoldRef, RequestedHold, Terms};
 use crate::several::Member;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
-use crate::wait::{Limits, Place, Request, WaitQueues};
+use crate::wait::{Place, Request, RequestLimits, WaitQueues};
 
 /// One acquisition in progress.
 pub(super) struct RedLockRequest<'a> {
@@ -46,7 +46,7 @@ pub(super) struct RedLockRequest<'a> {
     /// form a quorum.
     pub(super) failure: Option<Error>,
     /// When waiting fails while no quorum can be reached.
-    pub(super) limits: Limits,
+    pub(super) limits: RequestLimits,
     pub(super) progress: &'a Progress,
 }
 
@@ -59,12 +59,12 @@ pub(super) async fn request_member(
     member_timeout: Duration,
 ) -> Result<Option<HoldGuard>> {
     hold_ref.hold.state().acquires_again = true;
-    hold_ref.hold.is_red_lock_member();
+    hold_ref.hold.mark_red_lock_member();
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
     let progress = Progress::default();
     // The limits begin when a majority is held.
-    let requested = RequestedHold::once(&*member.lock.kind, &hold_ref, terms);
+    let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
     let attempt = requested.try_acquire(None, &progress);
     Ok(match answer_within(member_timeout, attempt).await? {
         Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),

@@ -364,7 +364,7 @@ impl State {
             "asks" => {
                 self.join(caller);
                 let kind = self.queue_of(caller);
-                self.queues.queue(kind).has_answer();
+                self.queues.queue(kind).record_answer();
             }
             "leaves" => self.leaves(caller),
             "fails" => {
@@ -503,12 +503,13 @@ impl State {
     fn join(&mut self, caller: usize) {
         let kind = self.queue_of(caller);
         let number = self.queues.latest + 1;
-        let serves = match self.kind {
-            Kind::Claims => Serves::Claim(Box::new(number)),
-            _ if self.takes_none(caller) => Serves::Not,
-            _ => Serves::Offers,
+        let served_by = match self.kind {
+            Kind::Claims => ServedBy::Claim(Box::new(number)),
+            _ if self.takes_none(caller) => ServedBy::RequestsOnly,
+            _ => ServedBy::Offers,
         };
-        self.queues.join(kind, self.kind.share(), serves, self.now);
+        self.queues
+            .join(kind, self.kind.share(), served_by, self.now);
         let mode = Mode::Awake;
         let is_first = false;
         self.callers[caller] = Caller::Waits {
@@ -623,7 +624,7 @@ impl State {
                 self.release(offer.lost);
                 Mode::Awake
             }
-            Next::Ask { .. } => {
+            Next::Send { .. } => {
                 self.queues.queue(kind).request_started(self.now);
                 let subscribes = !self.is_confirmed;
                 self.subscribes = true;
@@ -837,11 +838,11 @@ impl Events for State {
         }
         for queue in &self.queues.queues {
             for place in queue.places.values() {
-                let serves = std::mem::discriminant(&place.serves);
+                let served_by = std::mem::discriminant(&place.served_by);
                 let must_register = place.must_register(self.now);
                 let registered = place.registration == Registration::Done;
                 let flags = (place.failed, must_register, registered);
-                (place.wake, serves, flags).hash(hasher);
+                (place.wake, served_by, flags).hash(hasher);
             }
             queue.first.is_some().hash(hasher);
             if let Some(First { due, phase, .. }) = queue.first {

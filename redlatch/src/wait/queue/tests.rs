@@ -24,21 +24,21 @@ impl World {
     }
 
     /// Adds a waiter whose request the store has answered.
-    fn add(&mut self, kind: QueueKind, serves: Serves<char>) -> u64 {
-        self.queues.queue(kind).has_answer();
-        self.queues.join(kind, self.share, serves, self.now)
+    fn add(&mut self, kind: QueueKind, served_by: ServedBy<char>) -> u64 {
+        self.queues.queue(kind).record_answer();
+        self.queues.join(kind, self.share, served_by, self.now)
     }
 
     fn join(&mut self, kind: QueueKind) -> u64 {
-        self.add(kind, Serves::Not)
+        self.add(kind, ServedBy::RequestsOnly)
     }
 
     fn taker(&mut self) -> u64 {
-        self.add(Exclusive, Serves::Offers)
+        self.add(Exclusive, ServedBy::Offers)
     }
 
     fn claimable(&mut self, claim: char) -> u64 {
-        self.add(Exclusive, Serves::Claim(claim.into()))
+        self.add(Exclusive, ServedBy::Claim(claim.into()))
     }
 
     /// Puts the waiter to sleep, if it sleeps.
@@ -158,17 +158,17 @@ fn first_waiter_asks_and_again_when_woken_or_due() {
         },
     ] {
         assert_eq!(wake(&mut world), [Some(first), None]);
-        assert!(matches!(world.next(first), Next::Ask { message: 0, .. }));
+        assert!(matches!(world.next(first), Next::Send { message: 0, .. }));
         world.answer(first);
     }
     // After a message during the request, the waiter asks again.
     assert_eq!(world.message(7), [Some(first), None]);
-    assert!(matches!(world.next(first), Next::Ask { message: 7, .. }));
+    assert!(matches!(world.next(first), Next::Send { message: 7, .. }));
     assert_eq!(world.message(8), [None, None], "it is awake");
     world.message(9);
     world.queues.exclusive().refused(None);
     assert!(
-        matches!(world.next(first), Next::Ask { message: 9, .. }),
+        matches!(world.next(first), Next::Send { message: 9, .. }),
         "the latest one"
     );
     world.queues.exclusive().refused(None);
@@ -220,7 +220,7 @@ fn next_waiter_relies_on_the_one_before() {
             true => assert!(
                 matches!(next, Next::Sleep(Some(at)) if at == world.now + minute + ROUNDING)
             ),
-            false => assert!(matches!(next, Next::Ask { .. }), "{case}: {next:?}"),
+            false => assert!(matches!(next, Next::Send { .. }), "{case}: {next:?}"),
         }
     }
 }
@@ -340,7 +340,7 @@ fn others_go_first_again_unless_it_was_in_vain() {
             world.message(0);
         }
         world.now += MILLI;
-        assert!(matches!(world.next(first), Next::Ask { .. }));
+        assert!(matches!(world.next(first), Next::Send { .. }));
         world.queues.exclusive().acquired(None);
         world.leave(first);
         world.be_refused(second);
@@ -389,7 +389,7 @@ fn request_that_joins_after_message_has_no_answer_until_store_answers() {
     world.message(0);
     let after = world.now;
     assert!(world.has_contact(Exclusive, before) && !world.has_contact(Exclusive, after));
-    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    assert!(matches!(world.next(waiter), Next::Send { .. }));
     world.queues.exclusive().request_started(world.now);
     assert!(!world.has_contact(Exclusive, after));
     world.now += MILLI;
@@ -400,7 +400,7 @@ fn request_that_joins_after_message_has_no_answer_until_store_answers() {
         .answered(Exclusive, Some(LastContact::Answered));
     assert!(world.has_contact(Exclusive, after) && !world.has_contact(Exclusive, during));
     world.queues.exclusive().refused(None);
-    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    assert!(matches!(world.next(waiter), Next::Send { .. }));
     world.answer(waiter);
     assert!(world.has_contact(Exclusive, during));
     // This client's own release, whose message has not arrived.
@@ -416,7 +416,9 @@ fn answer_to_one_queue_does_not_count_for_the_other() {
     let writer = world.join(Exclusive);
     world.be_refused(writer);
     let during = world.now;
-    let reader = world.queues.join(Shared, Share::Whole, Serves::Not, during);
+    let reader = world
+        .queues
+        .join(Shared, Share::Whole, ServedBy::RequestsOnly, during);
     assert!(!world.has_contact(Shared, during));
     world.queues.answered(Shared, None);
     assert!(!world.has_contact(Shared, during));
@@ -425,7 +427,7 @@ fn answer_to_one_queue_does_not_count_for_the_other() {
     world.queues.leave(Shared, reader);
     world
         .queues
-        .join(Shared, Share::Whole, Serves::Not, world.now);
+        .join(Shared, Share::Whole, ServedBy::RequestsOnly, world.now);
     assert!(!world.has_contact(Shared, during), "all readers had left");
     assert!(world.has_contact(Exclusive, during));
 }
@@ -455,7 +457,7 @@ fn offer_is_refused_unless_all_waiters_take_it() {
     world.becomes_first(first);
     assert!(matches!(world.next(first), Next::Take(1)));
     // It did not use it.
-    assert!(matches!(world.next(first), Next::Ask { .. }));
+    assert!(matches!(world.next(first), Next::Send { .. }));
     world.answer(first);
     assert_eq!(world.offer(2), Ok(Some(first)));
     let until = Some(world.now + SECOND);
@@ -475,7 +477,7 @@ fn offer_of_an_object_that_may_have_been_released_does_not_count() {
     world.message(0);
     assert!(matches!(world.next(waiter), Next::Drop(1)));
     assert_eq!(world.offer(2), Err(()), "released");
-    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    assert!(matches!(world.next(waiter), Next::Send { .. }));
     assert_eq!(world.offer(2), Err(()), "in flight");
     world.answer(waiter);
     assert_eq!(world.offer(2), Ok(Some(waiter)), "answered");
@@ -492,7 +494,7 @@ fn offer_of_an_object_that_may_have_been_released_does_not_count() {
     world.queues.disconnected(world.now);
     let acquired = world.queues.exclusive().acquired(None);
     assert_eq!(acquired, (None, false));
-    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    assert!(matches!(world.next(waiter), Next::Send { .. }));
 }
 
 /// One whose request is in flight may need none.
@@ -502,7 +504,7 @@ fn permits_are_offered_once_to_each_waiter() {
     world.share = Share::Permits(1);
     let first = world.taker();
     world.becomes_first(first);
-    assert!(matches!(world.next(first), Next::Ask { .. }));
+    assert!(matches!(world.next(first), Next::Send { .. }));
     assert_eq!(world.offer(1), Err(()));
     let second = world.taker();
     assert_eq!(world.offer(1), Ok(None));
@@ -567,7 +569,7 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
     }
     let [first, second] = [world.claimable('a'), world.claimable('b')];
     world.becomes_first(first);
-    assert!(matches!(world.next(first), Next::Ask { .. }));
+    assert!(matches!(world.next(first), Next::Send { .. }));
     world.queues.exclusive().request_started(world.now);
     assert_eq!(world.queues.claim_first(), None, "in flight");
     world.answer(first);
@@ -585,7 +587,7 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
     assert!(!world.has_contact(Exclusive, world.now));
     // Without an answer, the object may have been released.
     world.queues.exclusive().handoff_ended(sent_at);
-    assert!(matches!(world.next(first), Next::Ask { .. }));
+    assert!(matches!(world.next(first), Next::Send { .. }));
     world.answer(first);
     world.queues.exclusive().handoff_started(world.now);
     assert!(world.sleeps(second));
@@ -622,7 +624,7 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
             world.leave(waiter);
             waiter = world.claimable('b');
             world.becomes_first(waiter);
-            assert!(matches!(world.next(waiter), Next::Ask { .. }));
+            assert!(matches!(world.next(waiter), Next::Send { .. }));
         }
         world.answer(waiter);
         assert!(!world.has_contact(Exclusive, world.now));
@@ -635,7 +637,7 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         assert!(world.queues.exclusive().has_handoff_in_flight() && world.sleeps(waiter));
         world.queues.exclusive().handoff_ended(Some(sent_at));
         assert!(!world.queues.exclusive().has_handoff_in_flight());
-        assert!(matches!(world.next(waiter), Next::Ask { .. }));
+        assert!(matches!(world.next(waiter), Next::Send { .. }));
     }
 }
 
@@ -652,7 +654,7 @@ fn offer_is_refused_until_the_store_answers_after_a_message() {
             world.yield_to(2);
             assert!(world.sleeps(first), "others go first");
         } else {
-            assert!(matches!(world.next(first), Next::Ask { .. }));
+            assert!(matches!(world.next(first), Next::Send { .. }));
             world.queues.exclusive().request_started(world.now);
         }
         let _other = (case == "failed, others wait").then(|| world.taker());

@@ -101,7 +101,7 @@ struct World {
     begun: Instant,
     now: u64,
     holds: BTreeMap<u32, Facts>,
-    places: BTreeMap<u32, Option<Place>>,
+    places: BTreeMap<u32, Option<ScheduleSlot>>,
     in_flight: VecDeque<Batch<u32, u8>>,
 }
 
@@ -630,7 +630,7 @@ fn events() -> impl Strategy<Value = (u64, Event)> {
 impl World {
     fn assert_invariants(&mut self) {
         let schedule = &self.schedule;
-        let mut renewing: Vec<Place> = Vec::new();
+        let mut renewing: Vec<ScheduleSlot> = Vec::new();
         for (node, queue) in &schedule.nodes {
             let batches = self.in_flight.iter().filter(|batch| batch.node == *node);
             assert_eq!(queue.batches, batches.count());
@@ -648,7 +648,7 @@ impl World {
         let entries = schedule.entries.places.iter().enumerate();
         let entries = entries.filter_map(|(place, entry)| Some((place, entry.as_ref()?)));
         let marked = entries.clone().filter(|(_, entry)| entry.renewing);
-        let marked: Vec<Place> = marked.map(|(place, _)| place).collect();
+        let marked: Vec<ScheduleSlot> = marked.map(|(place, _)| place).collect();
         assert_eq!(marked, renewing);
         // Each hold that has not ended is watched.
         let look = Holds(&self.holds, self.begun);
