@@ -105,6 +105,8 @@ impl Shop {
 fn router(shop: Shop) -> Router {
     // The same lock as that of a refund. The number is parsed first.
     let lock = LockLayer::new(shop.locks.clone(), lock_of_order);
+    // A payment takes less than a second.
+    let lock = lock.retry_after(Duration::from_secs(1));
     let one_at_a_time = (map_request(parse_order), lock);
     Router::new()
         .route("/orders/{id}/pay", post(pay).layer(one_at_a_time))

@@ -58,7 +58,10 @@ pub use locks::group::{GroupLock, GroupValue};
 pub use locks::permits::{ExpirableSemaphore, PermitGuard, PermitId};
 pub use locks::read_write::{ReadLock, ReadWriteLock, WriteLock};
 pub use locks::spin::SpinLock;
-pub use locks::{Acquirable, Acquire, Guard, HasLease, HasMinimum, HasOwner, Lock, TryAcquire};
+pub use locks::{
+    Acquirable, Acquire, Busy, Guard, HasLease, HasMinimum, HasOwner, Lock, OrBusy, TryAcquire,
+    TryLockError,
+};
 pub use more::election::{Campaign, Election, Leader, Leadership, Observer};
 pub use more::once::{AlreadyRan, Once, OnceRun, Slot};
 pub use more::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};

@@ -15,7 +15,8 @@
 //! | 500 | no | the lock was lost ([`Error::Lost`]) | may have done a part of its work, or all of it |
 //! | 500 | no | another error, such as missing permissions | was not called |
 //!
-//! These responses contain the [`Error`], if there is one, in their extensions, so that an outer layer can log it or write a body.
+//! These responses contain the [`Error`], if there is one, or with 409 a [`Busy`], in their extensions, so that an outer layer can log it
+//! or write a body.
 //!
 //! # The name comes from what was parsed
 //!
@@ -60,7 +61,8 @@
 //! let _other = client.lock("order:7").lock().await?;
 //! let response = service.call(request()?).await?;
 //! assert_eq!(response.status(), 409);
-//! assert_eq!(response.headers()["retry-after"], "1");
+//! // When the lock is free if its holder dies: its watchdog renews it every ten seconds.
+//! assert_eq!(response.headers()["retry-after"], "30");
 //! # Ok(()) }
 //! ```
 
@@ -76,10 +78,12 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::join::Boxed;
-use crate::{Client, Error, Lock, Owner, TryAcquire};
+use crate::{Busy, Client, Error, Lock, Owner, TryAcquire, TryLockError};
 
-/// The time in `Retry-After`, unless [`LockLayer::retry_after`] sets another one. A second is the shortest that the header can have.
-const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
+/// The shortest time that `Retry-After` can have, and the time in it if it is not known when the next attempt could succeed.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
+/// The longest time in `Retry-After` of a lock that is held: a caller should not wait for hours because a lease is that long.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// Adds a lock to a service: see the [module](self).
 #[derive(Clone)]
@@ -89,7 +93,8 @@ pub struct LockLayer<F> {
     wait: Duration,
     lease: Option<Duration>,
     at_most: Option<Duration>,
-    retry_after: Duration,
+    /// `None`: what is known.
+    retry_after: Option<Duration>,
 }
 
 /// A service that holds a lock while another service handles a request: see the [module](self).
@@ -123,7 +128,7 @@ impl<F> LockLayer<F> {
             wait: Duration::ZERO,
             lease: None,
             at_most: None,
-            retry_after: RETRY_AFTER_DEFAULT,
+            retry_after: None,
         }
     }
 
@@ -147,9 +152,13 @@ impl<F> LockLayer<F> {
         self
     }
 
-    /// Sets the time in the header `Retry-After`, rounded up to whole seconds. Default: 1 s.
+    /// Sets the time in the header `Retry-After`, rounded up to whole seconds. Default: 1 s if the store is down or slow; if another
+    /// owner holds the lock, the rest of its lease ([`Busy::remaining`]), 1 to 60 s, for which the layer asks the store.
+    ///
+    /// The default is right for long sections. A lock that its watchdog renews is mostly free earlier than the rest of its lease: set
+    /// the time that a request usually takes.
     pub fn retry_after(mut self, time: Duration) -> LockLayer<F> {
-        self.retry_after = time;
+        self.retry_after = Some(time);
         self
     }
 
@@ -220,11 +229,23 @@ where
                     inner.call(request).await
                 }
             };
-            let handled = acquire.run(work).await;
+            let handled = match retry_after {
+                None => acquire.or_busy().run(work).await,
+                Some(_) => {
+                    let handled = acquire.run(work).await.map_err(TryLockError::Failed);
+                    handled.and_then(|done| done.ok_or(TryLockError::Busy(Busy::default())))
+                }
+            };
             match handled {
-                Ok(Some(response)) => response,
-                Ok(None) => Ok(refusal(StatusCode::CONFLICT, retry_after)),
-                Err(error) => {
+                Ok(response) => response,
+                Err(TryLockError::Busy(busy)) => {
+                    let left = busy.remaining.unwrap_or(SHORTEST_RETRY);
+                    let left = left.clamp(SHORTEST_RETRY, LONGEST_RETRY);
+                    let mut response = refusal(StatusCode::CONFLICT, retry_after.unwrap_or(left));
+                    response.extensions_mut().insert(busy);
+                    Ok(response)
+                }
+                Err(TryLockError::Failed(error)) => {
                     let status = match error {
                         // The lease ended before the lock was acquired, so the request can be repeated.
                         Error::Lost { .. } if !was_called.load(Ordering::Relaxed) => {
@@ -232,7 +253,7 @@ where
                         }
                         _ => status_code(&error),
                     };
-                    let mut response = refusal(status, retry_after);
+                    let mut response = refusal(status, retry_after.unwrap_or(SHORTEST_RETRY));
                     response.extensions_mut().insert(error);
                     Ok(response)
                 }

@@ -58,8 +58,8 @@ pub use handles::{
 };
 pub use once::{Once, OnceRun};
 pub use request::{
-    Acquirable, Acquire, Guard, MultiGuard, PermitGuard, RedGuard, SemaphorePermits, TryAcquire,
-    TrySetPermits, TryWait, Wait,
+    Acquirable, Acquire, Guard, MultiGuard, OrBusy, PermitGuard, RedGuard, SemaphorePermits,
+    TryAcquire, TrySetPermits, TryWait, Wait,
 };
 use worker::Worker;
 

@@ -10,7 +10,9 @@ use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
 use crate::kind::{OwnedKind, Permits};
 use crate::locks::Held;
-use crate::{HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId};
+use crate::{
+    HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId, TryLockError,
+};
 
 /// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread
 /// that calls [`Acquire::block`].
@@ -19,6 +21,10 @@ pub type Acquire<R = crate::Lock> = Blocking<crate::Acquire<R>>;
 /// Acquires or gives up: [`crate::TryAcquire`]. The owner is the thread that calls
 /// [`TryAcquire::block`].
 pub type TryAcquire<R = crate::Lock> = Blocking<crate::TryAcquire<R>>;
+
+/// Acquires or says who holds it: [`crate::OrBusy`]. The owner is the thread that calls
+/// [`OrBusy::block`].
+pub type OrBusy<R = crate::Lock> = Blocking<crate::OrBusy<R>>;
 
 /// Sets the permits of a semaphore: [`crate::TrySetPermits`].
 pub type TrySetPermits = Blocking<crate::TrySetPermits>;
@@ -124,6 +130,31 @@ impl<R: Acquirable> TryAcquire<R> {
     pub fn run<T>(self, work: impl FnOnce(&Guard<R>) -> T) -> Result<Option<T>> {
         let guard = self.block()?;
         guard.map(|guard| guard.run_and_release(work)).transpose()
+    }
+}
+
+impl<R: Acquirable> TryAcquire<R> {
+    /// Returns an error that says who holds it, in place of `None`: [`crate::TryAcquire::or_busy`].
+    pub fn or_busy(self) -> OrBusy<R> {
+        Blocking {
+            inner: self.inner.or_busy(),
+            worker: self.worker,
+        }
+    }
+}
+
+impl<R: Acquirable> OrBusy<R> {
+    /// Blocks until it is acquired or the wait limit has passed: [`TryAcquire::block`].
+    pub fn block(self) -> Result<Guard<R>, TryLockError> {
+        let request = self.inner.owner_or(current_thread());
+        let inner = self.worker.run(request.into_future())??;
+        Ok(Guard::new(inner, self.worker))
+    }
+
+    /// Acquires within the wait limit, calls `work` while it is held, and releases:
+    /// [`Acquire::run`].
+    pub fn run<T>(self, work: impl FnOnce(&Guard<R>) -> T) -> Result<T, TryLockError> {
+        Ok(self.block()?.run_and_release(work)?)
     }
 }
 

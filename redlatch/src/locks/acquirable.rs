@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::future::{Future, pending};
 use std::time::Duration;
 
+use super::Busy;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldLimits};
 use crate::lease::{Expiry, Lease, WaitLimit};
@@ -44,6 +45,9 @@ pub(crate) trait AcquireOnce: Clone + Send + Sync + 'static {
         &self,
         options: &Options,
     ) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
+
+    /// Asks the store who holds it, for a request that was refused.
+    fn busy(&self) -> impl Future<Output = Busy> + Send;
 
     /// Returns this target with the settings for a request that waits at most `wait` (a fair lock shortens its wait
     /// time). Unchanged by default.

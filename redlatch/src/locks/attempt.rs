@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::{AcquireOnce, AnyLock, HeldLock, Lock, LockKind, Options};
+use super::{AcquireOnce, AnyLock, Busy, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
@@ -41,6 +41,10 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
                 |(hold_ref, terms, token)| HeldLock::new(hold_ref, terms, self.kind.clone(), token);
             Ok(acquired.map(held))
         }
+    }
+
+    async fn busy(&self) -> Busy {
+        self.erased().busy().await
     }
 
     fn waiting_at_most(self, wait: Duration) -> Lock<K> {

@@ -41,6 +41,7 @@ pub(crate) mod spin;
 
 mod acquirable;
 mod attempt;
+mod busy;
 mod guard;
 mod held_lock;
 mod hold_guard;
@@ -50,6 +51,7 @@ pub(crate) mod rules;
 
 pub use acquirable::{Acquirable, HasLease, HasMinimum, HasOwner};
 pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
+pub use busy::{Busy, OrBusy, TryLockError};
 pub use guard::Guard;
 pub(crate) use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;

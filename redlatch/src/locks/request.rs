@@ -153,6 +153,10 @@ impl<R: Acquirable> Acquire<R> {
 }
 
 impl<R: Acquirable> TryAcquire<R> {
+    pub(super) fn target(&self) -> &R {
+        &self.request.target
+    }
+
     pub(crate) fn new(target: R) -> TryAcquire<R> {
         let options = Options::waiting_at_most(Duration::ZERO);
         TryAcquire {

@@ -7,8 +7,9 @@ use tracing::Span;
 
 use crate::error::{Error, Result};
 use crate::hold::QueueKind;
+use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
-use crate::locks::{AnyLock, Lock, OwnedKind};
+use crate::locks::{AnyLock, Busy, Lock, OwnedKind};
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
@@ -85,6 +86,11 @@ impl Member {
             && !(shared(self) && shared(other))
             && self.session().store.address() == other.session().store.address()
     }
+}
+
+/// Asks the stores which member keeps a request for all of them waiting longest.
+pub(crate) async fn busy(members: &[Member]) -> Busy {
+    Busy::longest(join_all(members.iter().map(|member| member.lock.busy())).await)
 }
 
 /// Removes duplicates and validates the members, because creating a handle cannot fail. Returns at

@@ -13,5 +13,5 @@ pub(crate) mod red;
 pub(crate) use self::any_lost::any_lost;
 pub use self::member::Member;
 pub(crate) use self::member::{
-    remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+    busy, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
 };

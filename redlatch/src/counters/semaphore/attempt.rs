@@ -13,7 +13,7 @@ use crate::counters;
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::lease::{Expiry, MAX_LEASE};
-use crate::locks::{AcquireOnce, Options};
+use crate::locks::{AcquireOnce, Busy, Options};
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::step::Outcome;
@@ -27,6 +27,11 @@ impl AcquireOnce for Semaphore {
         self.session
             .metrics()
             .of(Kind::Semaphore, Some(self.name()))
+    }
+
+    /// The store does not know who has permits, and until when.
+    async fn busy(&self) -> Busy {
+        Busy::default()
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldPermits>> {

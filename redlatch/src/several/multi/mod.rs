@@ -15,13 +15,13 @@ use self::attempt::MultiLockRequest;
 use self::held::HeldLocks;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::locks::{Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire};
+use crate::locks::{Acquire, AcquireOnce, Busy, Guard, HasLease, HasOwner, Options, TryAcquire};
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::KeyLayout;
 use crate::owner::Owner;
 use crate::session::AllOrNone;
 use crate::several::{
-    Member, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+    Member, busy, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
 };
 use crate::store::Progress;
 
@@ -165,6 +165,10 @@ impl AcquireOnce for MultiLock {
 
     fn metrics(&self) -> KindMetrics {
         request_metrics(&self.members, Kind::MultiLock)
+    }
+
+    async fn busy(&self) -> Busy {
+        busy(&self.members).await
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {

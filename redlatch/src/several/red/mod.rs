@@ -20,11 +20,11 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
-use crate::locks::{Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire};
+use crate::locks::{Acquire, AcquireOnce, Busy, Guard, HasLease, HasOwner, Options, TryAcquire};
 use crate::metrics::{Kind, KindMetrics};
 use crate::owner::Owner;
 use crate::several::{
-    Member, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+    Member, busy, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
 };
 use crate::store::Progress;
 
@@ -244,6 +244,10 @@ impl AcquireOnce for RedLock {
 
     fn metrics(&self) -> KindMetrics {
         request_metrics(&self.members, Kind::RedLock)
+    }
+
+    async fn busy(&self) -> Busy {
+        busy(&self.members).await
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldMajority>> {

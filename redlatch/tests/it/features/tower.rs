@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::Context;
 
 use http::{Request, Response, StatusCode};
+use redlatch::Busy;
 use redlatch::tower::{LockLayer, LockService, status_code};
 use tokio::time::Instant;
 use tower_layer::Layer;
@@ -121,7 +122,7 @@ async fn one_request_for_a_name_is_handled_at_a_time() {
         send(&service, "/orders/2"),
     );
     assert_eq!(first.unwrap().body(), "done");
-    assert_eq!(assert_refused(second, 409, Some("1")), None);
+    assert_eq!(assert_refused(second, 409, Some("30")), None);
     assert_eq!(other.unwrap().status(), 200);
     assert_eq!(handler.record.most.load(SeqCst), 2);
     // The lock is free as soon as there is a response.
@@ -135,7 +136,7 @@ async fn requests_of_one_scope_exclude_each_other() {
     let both = async { tokio::join!(send(&service, "/a"), send(&service, "/a")) };
     let (one, two) = Owner::new().scope(both).await;
     assert_eq!(one.unwrap().status(), 200);
-    assert_refused(two, 409, Some("1"));
+    assert_refused(two, 409, Some("30"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,9 +150,41 @@ async fn requests_wait_up_to_the_limit() {
         send(&service, "/a"),
     );
     assert_eq!(first.and(second).unwrap().status(), 200);
-    assert_refused(third, 409, Some("1"));
+    // The second one has the hold of the first, which is 1.5 s old.
+    assert_refused(third, 409, Some("29"));
     assert_eq!(handler.record.most.load(SeqCst), 1);
     assert_eq!(begun.elapsed().as_secs(), 2);
+}
+
+/// `Retry-After` is the rest of the lease, unless the layer sets a time.
+#[tokio::test(start_paused = true)]
+async fn refusal_says_who_holds_the_lock_and_for_how_long() {
+    for (lease, fixed, expected) in [
+        (7, None, "7"),
+        (1, None, "1"),
+        (1000, None, "60"),
+        (7, Some(3), "3"),
+    ] {
+        let client = Client::embedded();
+        let other = client
+            .lock("/a")
+            .lock()
+            .lease(lease * SECOND)
+            .note("import");
+        let other = other.await.unwrap();
+        tokio::time::sleep(SECOND / 2 + SECOND / 4).await;
+        let mut layer = LockLayer::new(client, path);
+        if let Some(fixed) = fixed {
+            layer = layer.retry_after(fixed * SECOND);
+        }
+        let mut response = send(&layer.layer(Handler::default()), "/a").await.unwrap();
+        assert_eq!(response.status(), 409);
+        assert_eq!(response.headers()["retry-after"], expected);
+        let busy: Busy = response.extensions_mut().remove().unwrap();
+        // The layer with a time of its own does not ask the store.
+        let holder = fixed.is_none().then(|| other.owner_id());
+        assert_eq!(busy.holder, holder);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,7 +203,8 @@ async fn requests_without_a_name_need_no_lock() {
     let mut service = service;
     poll_fn(|cx| service.poll_ready(cx)).await.unwrap();
     let write = Request::post("/a").body(()).unwrap();
-    assert_refused(service.call(write).await, 409, Some("1"));
+    // The others took a second.
+    assert_refused(service.call(write).await, 409, Some("29"));
 }
 
 /// The worst case would be an inner future that is polled while the next request is handled.
