@@ -30,6 +30,7 @@ const ONLY_BLOCKING: &[(&str, &str)] = &[
     ("Client", "with_embedded"),
     ("Lock", "is_held_by_current_thread"),
     ("MultiLock", "is_held_by_current_thread"),
+    ("OrBusy", "block"),
     ("RedLock", "is_held_by_current_thread"),
     ("TryAcquire", "block"),
     ("TrySetPermits", "block"),
