@@ -48,16 +48,18 @@ use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 
 mod limits;
+mod object;
 mod observe;
 mod queue;
 mod subscription;
 mod waiter;
 
 pub(crate) use limits::RequestLimits;
+pub(crate) use object::{Claim, Offer, private_object};
 use queue::{Next, ROUNDING, Turn};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
-pub(crate) use waiter::{Claim, ClaimedWaiter, Offer, WaitQueues, private_object};
+pub(crate) use waiter::{ClaimedWaiter, WaitQueues};
 
 /// How long the first waiter of a queue waits before that is logged. Not shorter than the default
 /// lease: the lock of a holder that died is free by then.

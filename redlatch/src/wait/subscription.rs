@@ -28,7 +28,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
-use super::waiter::ObjectQueues;
+use super::object::ObjectQueues;
 use crate::metrics::{Metrics, SubscriptionCount};
 use crate::name::ObjectKeys;
 use crate::store::{Store, Subscriber};

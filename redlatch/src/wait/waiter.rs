@@ -1,27 +1,24 @@
-//! A waiter and the queues of its object: the lock, the wakers and the timers around [`Queues`],
-//! which decides.
+//! A waiter, and the wakers and timers around [`Queues`](super::queue::Queues), which decides.
 
-use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::queue::{Next, Queue, Queues, ServedBy, Turn};
+use super::object::{Claim, ClientQueues, ObjectQueues, Offer};
+use super::queue::{Next, Queue, ServedBy, Turn};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
 use super::{Place, Request};
 use crate::background::{Background, Counted};
 use crate::client_registry::RegisteredWait;
 use crate::environment::{random_fraction, task};
 use crate::hold::{QueueKind, Share, Yields};
-use crate::lease::Lease;
 use crate::metrics::Metrics;
 use crate::name::ObjectKeys;
-use crate::owner::Owner;
 use crate::store::{ContactSource, LastContact, Store, Subscriber as _};
 use crate::sync::Mutex;
 
@@ -44,33 +41,6 @@ impl Deref for WaitQueues {
     fn deref(&self) -> &Inner {
         &self.0
     }
-}
-
-/// The queues of one object.
-#[derive(Debug)]
-pub(super) struct ObjectQueues {
-    pub(super) key: Box<str>,
-    state: Mutex<ObjectInner>,
-}
-
-type ClientQueues = Queues<Waker, Counted<Offer>, Claim>;
-
-#[derive(Debug)]
-pub(super) struct ObjectInner {
-    pub(super) queues: ClientQueues,
-    /// The task that drops offers that are not taken in time.
-    expiry: Option<AbortHandle>,
-}
-
-/// Something that a request of this client passes to the next. Dropping it releases it.
-pub(crate) type Offer = Box<dyn Any + Send>;
-
-/// What a release of this client needs to know to acquire the object for a waiter.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    /// The waiter's hold.
-    pub(crate) hold: Arc<dyn Any + Send + Sync>,
-    pub(crate) lease: Lease,
 }
 
 /// A waiter in a queue. Leaves the queue when dropped.
@@ -290,36 +260,6 @@ impl WaitQueues {
             drop(state);
             drop(expired);
         }
-    }
-}
-
-/// Returns a key for the queues of one caller, which no other waiter for the object joins.
-pub(crate) fn private_object(object: &str) -> String {
-    format!("{object}{PRIVATE}{}", Owner::new().number())
-}
-
-/// Precedes the number of the caller. No name has a NUL, and that of a value of a group is between
-/// two names.
-const PRIVATE: &str = "\0\0";
-
-impl ObjectQueues {
-    pub(super) fn new(key: &str) -> ObjectQueues {
-        let queues = Queues::new();
-        ObjectQueues {
-            key: key.into(),
-            state: Mutex::new(ObjectInner {
-                queues,
-                expiry: None,
-            }),
-        }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, ObjectInner> {
-        self.state.lock()
-    }
-
-    pub(super) fn is_private(&self) -> bool {
-        self.key.contains(PRIVATE)
     }
 }
 

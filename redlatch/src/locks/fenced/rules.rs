@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 
-use super::token;
+use super::token::{self, INVALID_EPOCH, Term};
 use crate::counters::read_number;
 use crate::error::Result;
 use crate::hold::AcquireParams;
@@ -17,7 +17,6 @@ use crate::keyspace::Holds;
 use crate::lease::Expiry;
 use crate::locks::reentrant::rules::{try_acquire, wait_outcome};
 use crate::locks::rules::wrong_kind;
-use crate::more::election::{INVALID_EPOCH, Term};
 use crate::name::{FencedKeys, term_key};
 use crate::step::{Outcome, ScriptReply, Step, args, script, unexpected_reply};
 

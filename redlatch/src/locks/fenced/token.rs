@@ -1,5 +1,7 @@
 //! Fencing tokens: numbers of the store that only grow.
 
+use std::collections::BTreeMap;
+
 use crate::counters::read_number;
 use crate::keyspace::Keyspace;
 
@@ -19,6 +21,11 @@ pub(crate) fn parse_number(text: &str) -> Option<i64> {
     let number = text.parse().ok();
     number.filter(|number: &i64| number.to_string() == text)
 }
+
+pub(crate) const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";
+
+/// The fields of the latest term of an election.
+pub(crate) type Term = BTreeMap<String, String>;
 
 /// Parses the epoch of an election's term.
 pub(crate) fn parse_epoch(text: &str) -> Option<i64> {

@@ -46,7 +46,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub use self::observer::Observer;
-pub(crate) use self::rules::{INVALID_EPOCH, Term};
 use crate::error::Result;
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec};
 use crate::join::Boxed;

@@ -19,7 +19,6 @@
 //! empty. The lock and the term change in one step, so an owner that holds the lock by [`acquire`]
 //! leads the latest term.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Leader;
@@ -28,16 +27,11 @@ use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::locks::fair::FairQueue;
-use crate::locks::fenced::token;
+use crate::locks::fenced::token::{self, INVALID_EPOCH, Term};
 use crate::locks::reentrant::rules::wait_outcome;
 use crate::locks::rules::wrong_kind;
 use crate::name::ElectionKeys;
 use crate::step::{Outcome, Script, ScriptReply, Step, args, script};
-
-pub(crate) const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";
-
-/// The fields of the latest term.
-pub(crate) type Term = BTreeMap<String, String>;
 
 /// Returns the keys of steps on the term: the lock, which its leader has to hold, and the term.
 fn term_keys(keys: &ElectionKeys) -> [&str; 2] {
