@@ -14,7 +14,8 @@ use crate::owner::OwnerId;
 /// Why a request was refused, as the store said just after it: [`TryAcquire::or_busy`].
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> redlatch::Result<()> {
 /// # let client = redlatch::Client::embedded();
 /// use redlatch::TryLockError;
 ///
