@@ -228,7 +228,7 @@ fn shut_down_and_check(
         found.push(violation(
             Rule::NotCleanedUp,
             format!(
-                "remaining connection: {client}; its other end: {}",
+                "remaining connection: {client}; its other end: {:?}",
                 other_end(&client)
             ),
         ));
@@ -294,19 +294,21 @@ fn connections(server: &Server) -> Result<Vec<String>> {
 }
 
 /// Returns the line of the kernel's table about the client's end of a connection: its state, what it has not sent yet, and the
-/// inode of the socket, 0 if no process has it any more.
-fn other_end(client: &str) -> String {
-    let address = client
-        .split(' ')
-        .find_map(|field| field.strip_prefix("addr="));
-    let address = address.and_then(|address| address.parse::<std::net::SocketAddr>().ok());
-    let port = address.map_or_else(String::new, |address| format!(":{:04X} ", address.port()));
-    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
-    let line = table.lines().find(|line| {
-        let local = line.split_whitespace().nth(1);
-        local.is_some_and(|local| format!("{local} ").ends_with(&port))
-    });
-    line.map_or_else(|| "none".into(), |line| line.trim().to_owned())
+/// inode of the socket, 0 if no process has it any more. `None`: it has ended.
+fn other_end(client: &str) -> Option<String> {
+    let mut fields = client.split(' ');
+    let address = fields.find_map(|field| field.strip_prefix("addr="))?;
+    let address: std::net::SocketAddr = address.parse().ok()?;
+    let port = format!(":{:04X}", address.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
+    let is_local = |line: &&str| {
+        line.split_whitespace()
+            .nth(1)?
+            .ends_with(&port)
+            .then_some(())
+    };
+    let line = table.lines().find(|line| is_local(line).is_some())?;
+    Some(line.trim().to_owned())
 }
 
 fn run_command<T: redis::FromRedisValue>(server: &Server, words: &[&str]) -> Result<T> {

@@ -93,22 +93,21 @@ impl History {
             let holders = lock.holders.iter().map(|holder| &holder.party);
             let begun = holders.clone().filter(|party| !is_known(party, seen));
             let begun = u64::try_from(begun.count()).unwrap_or(u64::MAX);
+            // Of very many holders, the store may list others at each look.
+            let are_all_listed = lock.holder_count <= lock.holders.len();
             let turns = match (lock.token, seen.token) {
                 _ if is_first => 0,
                 (Some(token), Some(before)) => token.saturating_sub(before),
-                // Of very many holders, the store may list others at each look.
-                _ if lock.holder_count > lock.holders.len() => 0,
+                _ if !are_all_listed => 0,
                 _ => begun,
             };
             seen.token = lock.token.or(seen.token);
             seen.add_turns(turns);
             let holders = holders.cloned().collect();
-            let mut ended = seen.replace_holders(holders, look);
-            if lock.holder_count > lock.holders.len() {
-                // They may only not be listed.
-                ended.clear();
+            let ended = seen.replace_holders(holders, look);
+            if are_all_listed {
+                remember(&mut self.past, &lock.name, ended, look.at);
             }
-            remember(&mut self.past, &lock.name, ended, look.at);
         }
         for (name, seen) in &mut self.locks {
             if seen.missing > 0 {

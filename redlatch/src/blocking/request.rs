@@ -131,10 +131,8 @@ impl<R: Acquirable> TryAcquire<R> {
         let guard = self.block()?;
         guard.map(|guard| guard.run_and_release(work)).transpose()
     }
-}
 
-impl<R: Acquirable> TryAcquire<R> {
-    /// Returns an error that says who holds it, in place of `None`: [`crate::TryAcquire::or_busy`].
+    /// Returns an error that names the holder, in place of `None`: [`crate::TryAcquire::or_busy`].
     pub fn or_busy(self) -> OrBusy<R> {
         Blocking {
             inner: self.inner.or_busy(),

@@ -369,13 +369,8 @@ impl Drop for LockRequest<'_> {
     /// the attempt removes the record.
     fn drop(&mut self) {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
-        if self.store_may_know_waiter
-            && !is_settled_by_attempt
-            && self.lock.kind.waiter_ttl().is_some()
-        {
-            let requested = &self.requested;
-            let lifetime = requested.trace_lifetime();
-            requested.hold_ref.settle_in_background(lifetime);
+        if self.store_may_know_waiter && !is_settled_by_attempt {
+            self.requested.remove_waiter();
         }
     }
 }

@@ -106,10 +106,9 @@ impl<R: Acquirable> IntoFuture for OrBusy<R> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let target = self.request.target().clone();
-            match self.request.await? {
+            match self.request.acquire_once().await? {
                 Some(guard) => Ok(guard),
-                None => Err(TryLockError::Busy(target.busy().await)),
+                None => Err(TryLockError::Busy(self.request.target().busy().await)),
             }
         })
     }
@@ -120,6 +119,7 @@ impl AnyLock {
     pub(crate) async fn busy(&self) -> Busy {
         let (kind, object) = (&self.kind, self.kind.object());
         let has_owner = kind.spec().has_owner;
+        // Inspection shows no holders of permits and of a value of a group.
         let holders = match has_owner && object.layout() != KeyLayout::Group {
             true => inspect(&self.session, object).await.map(|state| {
                 let holders = state.as_ref().map(|state| state.holders());
@@ -132,7 +132,8 @@ impl AnyLock {
 }
 
 impl Busy {
-    /// Returns what these holders mean for a refused request: it waits for all of them, or for one of them that has no owner.
+    /// Returns what these holders mean for a refused request. It waits until the last holder of a lock has released it, but only
+    /// until the first permit is free.
     fn of(holders: Vec<Holder>, has_owner: bool) -> Busy {
         let holder = match has_owner {
             true => holders.into_iter().max_by_key(|holder| holder.remaining),
@@ -266,10 +267,10 @@ mod tests {
         // The first permit that is free again.
         let expirable = client.expirable_semaphore("e");
         expirable.try_set_permits(2).await.unwrap();
-        let _permits = [20, 30].map(|seconds| expirable.acquire().lease(seconds * SECOND));
+        let permits = [20, 30].map(|seconds| expirable.acquire().lease(seconds * SECOND));
         let mut held = Vec::new();
-        for permits in _permits {
-            held.push(permits.await.unwrap());
+        for permit in permits {
+            held.push(permit.await.unwrap());
         }
         let busy = refused(expirable.try_acquire().or_busy()).await;
         assert_eq!((&busy.holder, busy.remaining), (&None, Some(20 * SECOND)));

@@ -157,6 +157,10 @@ impl<R: Acquirable> TryAcquire<R> {
         &self.request.target
     }
 
+    pub(super) fn acquire_once(&self) -> impl Future<Output = Result<Option<Guard<R>>>> + Send {
+        self.request.acquire_once()
+    }
+
     pub(crate) fn new(target: R) -> TryAcquire<R> {
         let options = Options::waiting_at_most(Duration::ZERO);
         TryAcquire {
@@ -449,6 +453,6 @@ impl<R: Acquirable> IntoFuture for TryAcquire<R> {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.request.acquire_once().await })
+        Box::pin(async move { self.acquire_once().await })
     }
 }

@@ -190,9 +190,17 @@ impl<'r> RequestedHold<'r> {
     }
 
     /// Returns how long the store may keep traces of an attempt: the lease, or longer if it remembers who waits.
-    pub(crate) fn trace_lifetime(&self) -> Lease {
+    pub(super) fn trace_lifetime(&self) -> Lease {
         let remembered = self.kind.waiter_ttl().filter(|_| self.waits);
         remembered.map_or(self.terms.lease, |ttl| ttl.max(self.terms.lease))
+    }
+
+    /// Removes what the store remembers of this waiter, in the background.
+    pub(crate) fn remove_waiter(&self) {
+        if self.kind.waiter_ttl().is_some() {
+            let hold_ref = self.hold_ref.clone();
+            hold_ref.settle_detached(self.trace_lifetime().duration(), None);
+        }
     }
 
     /// Has what the owner holds of the object and of its sibling checked, because the store says that the key has

@@ -30,7 +30,6 @@ use super::{HoldRef, Session, Terms};
 use crate::background::{Tries, WorkRef};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReleaseParams};
-use crate::lease::Lease;
 use crate::store::{AttemptPermit, Progress};
 
 /// How long after the end of a lease a release is retried. No flush waits for that: the store has the lock at most until a step
@@ -253,13 +252,9 @@ impl HoldRef {
     }
 
     /// Settles in the background. Retries until the lease in the store must have ended.
-    pub(crate) fn settle_in_background(&self, lease: Lease) {
-        self.clone().settle_detached(lease.duration(), None);
-    }
-
-    /// Settles an attempt that may still be in flight. The attempt keeps its permit until the first try to
-    /// settle it has ended. So the attempts that wait for settling are limited like those in flight, however
-    /// many callers start and cancel attempts.
+    ///
+    /// An attempt that may still be in flight keeps its permit until the first try to settle it has ended. So the attempts
+    /// that wait for settling are limited like those in flight, however many callers start and cancel attempts.
     pub(super) fn settle_detached(self, lease: Duration, attempt_permit: Option<AttemptPermit>) {
         let background = self.session.background.clone();
         let running = background.begin(&self.hold.object);

@@ -91,7 +91,7 @@ impl HoldRef {
         claimed.flatten().map(Successor::Waiter)
     }
 
-    /// Claims a waiter for a release of the hold `from`, if the object may pass to it snapshot.
+    /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
     fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
         let session = &self.session;
         if !from.kind.spec().store_handoff || session.waiting.channels.is_empty() {

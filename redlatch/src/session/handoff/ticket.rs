@@ -83,10 +83,10 @@ impl HoldRef {
         };
         hold.check_not_lost()?;
         // A refusal says nothing about earlier changes, such as a canceled re-entry.
-        let now = hold.snapshot();
-        if !now.is_settled {
+        let snapshot = hold.snapshot();
+        if !snapshot.is_settled {
             // Boxed: seldom needed.
-            let settled = Box::pin(self.settle_in_turn(now.latest)).await;
+            let settled = Box::pin(self.settle_in_turn(snapshot.latest)).await;
             turn.record_result(&settled);
             hold.check_not_lost()?;
             if let Err(error) = settled {

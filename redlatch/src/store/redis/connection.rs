@@ -907,12 +907,7 @@ impl LiveConnection {
         let subscribe = subscribing(true, SubscriptionMode::Restored, channels);
         let answer = self.answer(self.send(subscribe, None)).await;
         match answer.map_err(ExchangeError::before_the_step)? {
-            Some(error)
-                if !matches!(
-                    ExchangeError::from_reply(&error, ""),
-                    ExchangeError::Permanent(_)
-                ) =>
-            {
+            Some(error) if !ExchangeError::from_reply(&error, "").is_permanent() => {
                 Err(ExchangeError::not_executed(error.to_string()))
             }
             answer => Ok(answer),
