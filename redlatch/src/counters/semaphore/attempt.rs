@@ -104,7 +104,7 @@ impl Request for PermitsRequest<'_> {
 
     fn take(&mut self, offer: Offer, _: Instant) -> Option<(HeldPermits, Option<Instant>)> {
         let offered = offer.downcast::<OfferedPermits>().ok()?;
-        Some((offered.take(self.share(), &self.semaphore.session)?, None))
+        Some((offered.take(self.share())?, None))
     }
 }
 

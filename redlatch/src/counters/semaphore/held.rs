@@ -65,23 +65,14 @@ pub(super) struct OfferedPermits {
     /// Without a chain: they are not offered again.
     held: HeldPermits,
     chain: PermitChain,
-    /// Whether the store has to be asked beside the handoff.
-    asks: bool,
 }
 
 impl OfferedPermits {
     /// Returns the permits, unless their number differs or their semaphore's time to live has ended.
-    pub(super) fn take(self, share: Share, session: &Arc<Session>) -> Option<HeldPermits> {
-        let OfferedPermits {
-            mut held,
-            chain,
-            asks,
-        } = self;
+    pub(super) fn take(self, share: Share) -> Option<HeldPermits> {
+        let OfferedPermits { mut held, chain } = self;
         let is_usable = held.share() == share && held.exists();
         is_usable.then(|| {
-            if asks {
-                session.check_in_background(&held.object, &chain);
-            }
             tracing::debug!(
                 semaphore = held.object.full_name(),
                 permits = held.permits,
@@ -168,7 +159,7 @@ impl HeldPermits {
             return false;
         };
         let (object, share, now) = (self.object.clone(), self.share(), Instant::now());
-        let offered = session.offer(&object, share, now, |may_check_first| {
+        let offered = session.offer(&object, share, &chain, now, |may_check_first| {
             let asks = chain
                 .lock()
                 .local_handoff(may_check_first, now, random_fraction)?;
@@ -180,7 +171,7 @@ impl HeldPermits {
                 timer: None,
             };
             let chain = chain.clone();
-            Ok(Box::new(OfferedPermits { held, chain, asks }))
+            Ok((Box::new(OfferedPermits { held, chain }), asks))
         });
         if offered.is_err() {
             let yields = chain.lock().yields(Instant::now());

@@ -89,8 +89,6 @@ pub(crate) struct LocalHandoff {
     /// `None` when a request has taken it.
     hold_ref: Option<HoldRef>,
     terms: Terms,
-    /// Whether the store has to be asked beside the handoff. The request that takes the hold asks.
-    asks: bool,
 }
 
 impl LocalHandoff {
@@ -103,20 +101,26 @@ impl LocalHandoff {
         now: Instant,
     ) -> Result<(), NoHandoff> {
         let (session, hold) = (&hold_ref.session, &hold_ref.hold);
-        session.offer(&hold.object, hold.kind.share(), now, |may_check_first| {
-            if !hold_ref.is_only_one() {
-                return Err(NoHandoff::Release);
-            }
-            let lease = terms.lease.duration();
-            let asks =
-                hold.state_at(|| now)
-                    .local_handoff(lease, may_check_first, released_at, now)?;
-            Ok(Box::new(LocalHandoff {
-                hold_ref: Some(hold_ref.take()),
-                terms,
-                asks,
-            }))
-        })
+        session.offer(
+            &hold.object,
+            hold.kind.share(),
+            hold,
+            now,
+            |may_check_first| {
+                if !hold_ref.is_only_one() {
+                    return Err(NoHandoff::Release);
+                }
+                let lease = terms.lease.duration();
+                let asks = hold.state_at(|| now).local_handoff(
+                    lease,
+                    may_check_first,
+                    released_at,
+                    now,
+                )?;
+                let hold_ref = Some(hold_ref.take());
+                Ok((Box::new(LocalHandoff { hold_ref, terms }), asks))
+            },
+        )
     }
 
     /// Asks the store whether other clients wait, and then offers the hold. If the store does not answer soon, the hold has to
@@ -140,7 +144,6 @@ impl LocalHandoff {
         let mut dropped = LocalHandoff {
             hold_ref: Some(hold_ref.take()),
             terms,
-            asks: false,
         };
         background.spawn_begun(running, async move {
             if let Some(hold_ref) = &dropped.hold_ref
@@ -176,9 +179,6 @@ impl LocalHandoff {
             session.watchdog.unwatch(hold);
         }
         limits.inspect(|limits| hold.start_limits(limits));
-        if self.asks {
-            session.check_in_background(&hold.object, hold);
-        }
         // The watchdog's task may have ended with the runtime of an earlier guard.
         session.watchdog.watch_at(hold, now);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "handed over");
@@ -207,35 +207,33 @@ impl Drop for LocalHandoff {
 
 impl Session {
     /// Offers what a guard has to a request that waits. `offer` is called if there is one, with whether a release may ask first,
-    /// and may refuse.
-    pub(crate) fn offer(
-        &self,
+    /// and may refuse. It also returns whether to ask the store beside the handoff.
+    pub(crate) fn offer<C: HasChain>(
+        self: &Arc<Self>,
         object: &Arc<ObjectKeys>,
         share: Share,
+        chain: &C,
         now: Instant,
-        offer: impl FnOnce(bool) -> Result<Offer, NoHandoff>,
+        offer: impl FnOnce(bool) -> Result<(Offer, bool), NoHandoff>,
     ) -> Result<(), NoHandoff> {
         let mut refusal = NoHandoff::Release;
+        let mut checks = false;
         let offered = self.waiting.offer(object, share, now, |is_crowded| {
             let may_check_first =
                 share == Share::Whole && self.store.counts_subscribers() && !is_crowded;
-            let offer = offer(may_check_first)
+            let (offer, also_checks) = offer(may_check_first)
                 .map_err(|refused| refusal = refused)
                 .ok()?;
+            checks = also_checks;
             Some(Counted::new(offer, self.background.begin(object)))
         });
+        // Not started by the request that takes over: it would have the hold 30 µs later.
+        if checks {
+            let (session, checked, chain) = (self.clone(), object.clone(), chain.clone());
+            let check = async move { session.check_handoff(&checked, &chain).await };
+            self.background.spawn_check(object, check);
+        }
         if offered { Ok(()) } else { Err(refusal) }
-    }
-
-    /// Asks the store in the background about what was handed off.
-    pub(crate) fn check_in_background<C: HasChain>(
-        self: &Arc<Self>,
-        object: &Arc<ObjectKeys>,
-        chain: &C,
-    ) {
-        let (session, checked, chain) = (self.clone(), object.clone(), chain.clone());
-        let check = async move { session.check_handoff(&checked, &chain).await };
-        self.background.spawn_check(object, check);
     }
 
     /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
