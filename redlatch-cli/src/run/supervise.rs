@@ -304,7 +304,7 @@ mod tests {
     }
 
     /// The process was stopped between the acquisition and the start of CMD.
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn cmd_is_not_started_after_a_loss() {
         let client = Client::embedded();
         let acquiring = client.lock("name").lock().lease(Duration::from_millis(1));
