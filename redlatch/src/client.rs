@@ -24,6 +24,8 @@ use crate::metrics::Metrics;
 #[cfg(feature = "metrics")]
 use crate::metrics::NameAttribute;
 use crate::more::election::Election;
+#[cfg(feature = "cron")]
+use crate::more::job::{self, Job};
 use crate::more::once::{Once, Slot};
 use crate::name::{KeyLayout, ObjectKeys, invalid_character};
 use crate::observe::inspect::{ObjectState, inspect};
@@ -172,6 +174,24 @@ impl Client {
     /// names and slots are reported by every operation on the handle.
     pub fn once(&self, name: &str, slot: impl Into<Slot>) -> Once {
         Once::new(self.session.clone(), name, slot.into())
+    }
+
+    /// Returns a handle of the job `name`, which runs by a schedule, each firing on one of the machines that schedule it. Sends
+    /// nothing.
+    #[cfg(feature = "cron")]
+    pub fn job(&self, name: &str) -> Job {
+        Job::new(self.session.clone(), name)
+    }
+
+    /// Returns the names of the jobs that match a glob pattern and have run, in order. Finds them with SCAN, which does not block
+    /// the server. [`Job::history`] reads their runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::NotPermitted`].
+    #[cfg(feature = "cron")]
+    pub async fn jobs(&self, pattern: &str) -> Result<Vec<String>> {
+        job::names(&self.session, pattern).await
     }
 
     /// Returns a handle of the [`Semaphore`] `name`.

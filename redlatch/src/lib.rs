@@ -88,6 +88,15 @@ pub mod kind {
     pub use crate::more::revocation::Revocable;
 }
 
+/// Jobs that run by a schedule, each firing on one machine of a fleet: [`Client::job`].
+#[cfg(feature = "cron")]
+pub mod job {
+    pub use crate::more::job::{
+        CatchUp, Cron, History, Job, MAX_OUTPUT, Outcome, Overlap, Run, RunRecord, RunState,
+        Scheduled,
+    };
+}
+
 /// What exists in a store, and what changes there: results of [`Client::inspect`],
 /// [`Client::list`], [`Client::watch`] and of methods that return holders, waiters or held permits.
 pub mod inspect {

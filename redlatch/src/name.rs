@@ -43,7 +43,7 @@ const ELECTION: &str = "redlatch_election";
 /// - The deadlines of the permits of an expirable semaphore, and the timeouts of a reader that
 ///   reads both locks: one owner must not hold both read locks, and only one of the two semaphores
 ///   may be used.
-const PREFIXES: [&str; 11] = [
+const PREFIXES: [&str; 12] = [
     TOKEN,
     QUEUE,
     TIMEOUTS,
@@ -53,6 +53,7 @@ const PREFIXES: [&str; 11] = [
     ASKED,
     ELECTION,
     ONCE,
+    JOB,
     CLIENT,
     UNLOCK_LATCH,
 ];
@@ -65,6 +66,8 @@ const DEADLINES: &str = "timeout";
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
 /// Prefix of the records of runs.
 const ONCE: &str = "redlatch_once";
+/// Prefix of the records of jobs that run by a schedule.
+const JOB: &str = "redlatch_job";
 /// Prefix of the hash of a client.
 const CLIENT: &str = "redlatch_client";
 /// Prefix of keys that only Redisson writes: the results of unlocking that it keeps.
@@ -434,6 +437,39 @@ impl OnceKeys {
     }
 }
 
+/// The key of a job that runs by a schedule (redlatch's own, not in Redisson).
+#[cfg(feature = "cron")]
+#[derive(Debug)]
+pub(crate) struct JobKeys {
+    /// The name, and the lock with this name.
+    pub(crate) object: Arc<ObjectKeys>,
+    /// What was decided, and the latest runs.
+    pub(crate) record: String,
+}
+
+#[cfg(feature = "cron")]
+impl JobKeys {
+    /// Pattern of the records of all jobs.
+    pub(crate) const PATTERN: &str = "redlatch_job:*";
+
+    pub(crate) fn new(prefix: &str, name: &str) -> JobKeys {
+        let object = ObjectKeys::new(KeyLayout::Lock, prefix, name);
+        JobKeys {
+            record: unambiguous(JOB, object.key(), &['{', '}']),
+            object: object.into(),
+        }
+    }
+
+    /// Returns the key of the job with this record: its name with the prefix.
+    pub(crate) fn object_of(record: &str) -> Option<&str> {
+        let rest = record.strip_prefix(JOB)?.strip_prefix(':')?;
+        match rest.strip_prefix(':') {
+            Some(key) => Some(key),
+            None => rest.strip_prefix('{')?.strip_suffix('}'),
+        }
+    }
+}
+
 /// All keys that could belong to a name whose kind is unknown.
 pub(crate) struct CandidateKeys {
     pub(crate) key: String,
@@ -715,6 +751,7 @@ mod tests {
             read_write.reader_timeouts_prefix("c:1"),
             PermitKeys::new("", name).deadlines,
             OnceKeys::new("", name, None).record,
+            unambiguous(JOB, lock.key(), &['{', '}']),
             lock.channel.into(),
             fair.waiter_channel("c:1"),
             read_write.read.channel().to_owned(),
@@ -728,7 +765,7 @@ mod tests {
     fn aliases_share_only_what_redisson_defines() {
         let [plain, tagged, other] = ["a", "{a}", "x{a}"].map(further_keys);
         // Those of redlatch, the last two with the queue: an announcement names its lock.
-        let ours = [ASKED, ELECTION, WRITERS, ONCE];
+        let ours = [ASKED, ELECTION, WRITERS, ONCE, JOB];
         let of_queue = [ABSENT, ANNOUNCED];
         for ((plain, tagged), other) in plain.iter().zip(&tagged).zip(&other) {
             assert!(plain != other && tagged != other, "{other}");

@@ -532,6 +532,7 @@ impl Differential {
                     for _, field in ipairs(redis.call('HKEYS', key)) do
                         local time, text = string.match(redis.call('HGET', key, field), '^(%-?%d+)(.*)$')
                         if time and (string.find(field, '^hold:') or string.find(field, ':expire_time$')
+                            or string.find(field, '^run:') or string.find(field, '^end:')
                             or field == 'began' or field == 'ended') then
                             redis.call('HSET', key, field, string.format('%d', time - ARGV[1]) .. text)
                         end
@@ -705,13 +706,13 @@ fn decode_dump((now, all): RawDump) -> Dump {
 }
 
 /// Returns the value of a field of the registry of clients, of a hold in a group, or of the record
-/// of a run, with an age instead of its time. Other values are unchanged.
+/// of a run or of a job, with an age instead of its time. Other values are unchanged.
 pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
     let end = value.find(|c: char| c != '-' && !c.is_ascii_digit());
     let (time, text) = value.split_at(end.unwrap_or(value.len()));
     match time.parse::<i64>() {
         Ok(time)
-            if field.starts_with("hold:")
+            if ["hold:", "run:", "end:"].iter().any(|prefix| field.starts_with(prefix))
                 || field.ends_with(GROUP_END)
                 || matches!(field, "began" | "ended") =>
         {

@@ -188,14 +188,11 @@ impl Once {
     }
 
     async fn begin_unless_dropped(&self) -> Result<Result<OnceRun, AlreadyRan>> {
-        let process = process_info();
-        let label = self.session.registration.label();
-        let program = label.unwrap_or(&process.program);
-        let by = format!("{program}@{} (pid {})", process.host, process.pid);
+        let (host, by) = identity(&self.session);
         let id = format!("{}:{}", self.session.id.as_str(), random());
         let begin = Begin {
             run: Some(&id),
-            host: shortened(&process.host),
+            host: shortened(&host),
             by: shortened(&by),
             ..self.look()?
         };
@@ -351,6 +348,15 @@ impl OnceRun {
             store.run_urgent(&step).await
         }
     }
+}
+
+/// Returns the name of the machine, and of the process: `label@host (pid 4711)`.
+pub(crate) fn identity(session: &Session) -> (String, String) {
+    let process = process_info();
+    let label = session.registration.label();
+    let program = label.unwrap_or(&process.program);
+    let by = format!("{program}@{} (pid {})", process.host, process.pid);
+    (process.host, by)
 }
 
 fn log_failure(object: &ObjectKeys, finished: Result<bool>) {

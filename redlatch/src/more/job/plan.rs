@@ -1,0 +1,196 @@
+//! Decides when a job fires, and what becomes of each firing. No clock, no tasks: the driver
+//! (`scheduler`) says what the time is and what has happened, and does what it is told.
+//!
+//! [`Plan`], one for each job on each machine: the firings in their order. One that is noticed late
+//! is missed, unless the job catches up. Of several that are late, only the latest counts.
+//!
+//! [`Firing`], one for each firing: acquire the lock of the job, then begin in the store, which
+//! decides. If the lock is not free, ask the store what that means: this slot runs elsewhere, it is
+//! skipped, or it must wait. Where a dead run may be repeated, a machine that did not get the run
+//! looks again when its lease would end.
+
+use std::time::{Duration, SystemTime};
+
+use super::cron::Cron;
+use super::rules::{Begun, Overlap};
+
+/// How late a firing may begin, if its job does not catch up: long enough for a failover of the
+/// store, short enough that the work is still what was meant. Also the longest time that a machine
+/// may be early by the clock of the store.
+pub(super) const TOLERANCE: Duration = Duration::from_secs(60);
+
+/// The longest sleep. Clocks are set now and then.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+
+/// How long a firing waits for a lock before it asks again which run has it.
+const ASK_PAUSE: Duration = Duration::from_secs(1);
+/// The same for a firing that may wait for the other run to end.
+const WAIT_PAUSE: Duration = Duration::from_secs(10);
+
+/// What happens with firings that could not run in time, because no machine ran or the store could
+/// not be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CatchUp {
+    /// They are missed, if they cannot begin within a minute.
+    #[default]
+    None,
+    /// The latest of them runs as soon as possible.
+    Last,
+}
+
+/// The firings of a job on one machine.
+#[derive(Debug)]
+pub(super) struct Plan {
+    cron: Cron,
+    catch_up: CatchUp,
+    jitter: Duration,
+    /// The latest firing that this machine has decided, or when it began.
+    handled: SystemTime,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Due {
+    Sleep(Duration),
+    /// This slot fires after this time.
+    Fire(SystemTime, Duration),
+    /// This slot is too late.
+    Missed(SystemTime),
+}
+
+impl Plan {
+    pub(super) fn new(cron: Cron, catch_up: CatchUp, jitter: Duration, now: SystemTime) -> Plan {
+        Plan {
+            cron,
+            catch_up,
+            jitter,
+            handled: now,
+        }
+    }
+
+    /// Takes the last slot that the store knows: what fired after it is due now, if the job catches
+    /// up. A job that has never run has nothing to catch up.
+    pub(super) fn catch_up(&mut self, last: Option<SystemTime>) {
+        if let (CatchUp::Last, Some(last)) = (self.catch_up, last) {
+            self.handled = self.handled.min(last);
+        }
+    }
+
+    /// Returns what is to be done at `now`. `random`: from 0 to 1.
+    pub(super) fn due(&mut self, now: SystemTime, random: f64) -> Due {
+        let Some(mut slot) = self.cron.next_after(self.handled) else {
+            return Due::Sleep(LONGEST_SLEEP);
+        };
+        if let Ok(ahead) = slot.duration_since(now)
+            && !ahead.is_zero()
+        {
+            return Due::Sleep(ahead.min(LONGEST_SLEEP));
+        }
+        if late(slot, now) {
+            slot = self.cron.latest_until(now).unwrap_or(slot).max(slot);
+        }
+        self.handled = slot;
+        if late(slot, now) && self.catch_up == CatchUp::None {
+            return Due::Missed(slot);
+        }
+        Due::Fire(slot, self.jitter.min(self.half_gap(slot)).mul_f64(random))
+    }
+
+    /// Returns half of the time from a slot to the next one: by how much clocks may differ.
+    fn half_gap(&self, slot: SystemTime) -> Duration {
+        gap(&self.cron, slot) / 2
+    }
+
+    /// Returns how far a slot may be ahead of the clock of the store.
+    pub(super) fn ahead(&self, slot: SystemTime) -> Duration {
+        self.half_gap(slot).min(TOLERANCE)
+    }
+}
+
+/// Returns the time from a slot to the next one.
+pub(super) fn gap(cron: &Cron, slot: SystemTime) -> Duration {
+    let next = cron.next_after(slot);
+    next.and_then(|next| next.duration_since(slot).ok())
+        .unwrap_or_default()
+}
+
+fn late(slot: SystemTime, now: SystemTime) -> bool {
+    now.duration_since(slot).is_ok_and(|late| late > TOLERANCE)
+}
+
+/// One firing on one machine.
+#[derive(Debug, Clone)]
+pub(super) struct Firing {
+    pub(super) slot: SystemTime,
+    pub(super) overlap: Overlap,
+    /// How often the slot may be repeated after its machine has died.
+    pub(super) retries: u32,
+    pub(super) catch_up: CatchUp,
+    /// Whether a later firing of this machine takes its place. Not while a run of the slot lasts
+    /// elsewhere, and not while the slot is too early.
+    pub(super) gives_way: bool,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Acquire the lock, and wait for it at most this long.
+    Lock(Duration),
+    /// Begin, while the lock is held.
+    Begin,
+    /// Ask the store, because the lock is not free.
+    Ask,
+    /// Release the lock, if it is held, and acquire it after this time.
+    Pause(Duration),
+    /// Run the work, as this attempt.
+    Run(u32),
+    End(Ending),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// It runs or ran elsewhere, or a later firing has taken its place.
+    Elsewhere,
+    /// Another run lasts.
+    Skipped,
+    /// The store could not be reached in time.
+    Missed,
+}
+
+impl Firing {
+    pub(super) fn begin(&mut self) -> Next {
+        self.gives_way = self.overlap != Overlap::Allow;
+        Next::Lock(Duration::ZERO)
+    }
+
+    /// The store has replied. `asked`: without the lock.
+    pub(super) fn replied(&mut self, reply: Begun, asked: bool) -> Next {
+        match reply {
+            Begun::Begun(attempt) => Next::Run(attempt),
+            // The lock is free now, is held by a machine that has not begun yet, or by another user.
+            Begun::Vacant => Next::Lock(ASK_PAUSE),
+            Begun::Done => Next::End(Ending::Elsewhere),
+            Begun::Lasts { attempt, left } if attempt <= self.retries => {
+                self.gives_way = false;
+                Next::Pause(left.max(Duration::from_millis(10)))
+            }
+            Begun::Lasts { .. } => Next::End(Ending::Elsewhere),
+            Begun::Early(time) => {
+                self.gives_way = false;
+                Next::Pause(time)
+            }
+            Begun::Skipped => Next::End(Ending::Skipped),
+            Begun::Overlaps(_) if asked => Next::Lock(WAIT_PAUSE),
+            // That run does not hold this lock.
+            Begun::Overlaps(_) => Next::Pause(ASK_PAUSE),
+        }
+    }
+
+    /// The store could not be reached.
+    pub(super) fn failed(&mut self, now: SystemTime) -> Next {
+        match self.catch_up == CatchUp::None && self.gives_way && late(self.slot, now) {
+            true => Next::End(Ending::Missed),
+            false => Next::Pause(ASK_PAUSE),
+        }
+    }
+}

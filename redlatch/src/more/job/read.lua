@@ -1,0 +1,21 @@
+-- Reads the record of a job.
+--
+-- KEYS[1]  the record
+-- Returns  { now in ms, the fields and their values, the fields of runs without an end whose lock is held }
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local all, ended, live = redis.call('HGETALL', KEYS[1]), {}, {}
+for i = 1, #all, 2 do
+    ended[all[i]] = true
+end
+for i = 1, #all, 2 do
+    local of = string.match(all[i], '^run:(.*)$')
+    if of and not ended['end:' .. of] then
+        local owner, lock = string.match(all[i + 1], '^[^\n]*\n[^\n]*\n([^\n]*)\n([^\n]*)')
+        local held = owner and (owner == '' and redis.call('EXISTS', lock) or redis.call('HEXISTS', lock, owner))
+        if held == 1 then
+            table.insert(live, all[i])
+        end
+    end
+end
+return { now, all, live }

@@ -1,0 +1,615 @@
+//! Runs the firings of a job on this machine: what [`Plan`] and [`Firing`] decide.
+
+use std::fmt::{self, Display};
+use std::future::pending;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::cron::{Cron, utc};
+use super::history::{MAX_OUTPUT, last_bytes};
+use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, gap};
+use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
+use super::{History, Job};
+use crate::client_registry::shortened;
+use crate::environment::{random, random_fraction};
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::locks::read_write::ReadWriteLock;
+use crate::locks::{Guard, Lock, Reentrant};
+use crate::more::once::identity;
+use crate::name::ReadWriteKeys;
+use crate::store::{Delivery, Progress, Store};
+use crate::{MAX_LEASE, ReadLock};
+
+/// How many runs the record of a job keeps.
+const KEPT: u32 = 20;
+
+/// How long the record of a job remains after its latest run, in addition to two of its periods.
+const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// A job and the times at which it fires: [`Job::schedule`].
+///
+/// [`run`](Scheduled::run) it on several machines, with the same settings. For each firing:
+///
+/// - One machine runs the work. The store decides which one: the firing is named by its scheduled
+///   time, so the clocks may differ by up to half a period. A machine whose clock is ahead of the
+///   server's by more than that, or by more than a minute, waits.
+/// - The machine holds the lock with the name of the job meanwhile. If it loses the lock, it drops
+///   the work. If it dies, the lock ends with its lease: then another machine repeats the firing if
+///   [`retry`](Scheduled::retry) allows it. Otherwise the run is recorded as lost.
+/// - The store keeps the last 20 runs: [`Job::history`].
+///
+/// A store that loses its data (a restart without persistence, a failover to a replica that missed
+/// a record) allows the firings of that time once more.
+#[derive(Clone)]
+pub struct Scheduled {
+    job: Job,
+    cron: Cron,
+    overlap: Overlap,
+    catch_up: CatchUp,
+    retries: u32,
+    jitter: Duration,
+    timeout: Option<Duration>,
+    clock: Arc<dyn Fn() -> SystemTime + Send + Sync>,
+}
+
+/// One run of a job, as its work sees it.
+#[derive(Debug, Clone)]
+pub struct Run {
+    name: String,
+    slot: SystemTime,
+    attempt: u32,
+}
+
+impl Run {
+    /// Returns the name of the job.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the time for which the run was scheduled. The same on all machines, and in another
+    /// attempt.
+    pub fn slot(&self) -> SystemTime {
+        self.slot
+    }
+
+    /// Returns 1, or more if a machine that ran this firing before has died.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+}
+
+/// How a run has ended. Work that returns `()` or `Ok(())` has succeeded, `Err` has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    state: &'static str,
+    text: String,
+    output: String,
+}
+
+impl Outcome {
+    /// Returns the outcome of work that has succeeded, such as `42 pages`.
+    pub fn success(text: impl Into<String>) -> Outcome {
+        Outcome::new("ok", text.into())
+    }
+
+    /// Returns the outcome of work that has failed, such as `exit code 3`.
+    pub fn failure(text: impl Into<String>) -> Outcome {
+        Outcome::new("failed", text.into())
+    }
+
+    /// Adds the output of the work. The last [`MAX_OUTPUT`] bytes are kept.
+    #[must_use]
+    pub fn output(mut self, output: &str) -> Outcome {
+        last_bytes(output, MAX_OUTPUT).clone_into(&mut self.output);
+        self
+    }
+
+    fn new(state: &'static str, text: String) -> Outcome {
+        Outcome {
+            state,
+            text,
+            output: String::new(),
+        }
+    }
+
+    /// Returns the lines that the store keeps.
+    fn lines(&self) -> String {
+        format!("{}\n{}\n{}", self.state, line(&self.text), self.output)
+    }
+}
+
+impl From<()> for Outcome {
+    fn from((): ()) -> Outcome {
+        Outcome::success("")
+    }
+}
+
+impl<E: Display> From<Result<(), E>> for Outcome {
+    fn from(result: Result<(), E>) -> Outcome {
+        match result {
+            Ok(()) => Outcome::success(""),
+            Err(error) => Outcome::failure(error.to_string()),
+        }
+    }
+}
+
+/// The lock of a run, which shows that its machine lives.
+enum Held {
+    Alone(Guard<Lock>),
+    Shared(Guard<ReadLock>),
+}
+
+/// What the firings of a job on this machine have to know.
+#[derive(Debug, Clone, Copy)]
+struct Progressed {
+    /// The latest slot that is due.
+    latest: SystemTime,
+    stops: bool,
+}
+
+impl Scheduled {
+    pub(super) fn new(job: Job, cron: Cron) -> Scheduled {
+        Scheduled {
+            job,
+            cron,
+            overlap: Overlap::default(),
+            catch_up: CatchUp::default(),
+            retries: 0,
+            jitter: Duration::ZERO,
+            timeout: None,
+            clock: Arc::new(SystemTime::now),
+        }
+    }
+
+    /// Sets what happens when a firing is due while another run lasts. Default: it is
+    /// [skipped](Overlap::Skip).
+    #[must_use]
+    pub fn overlap(mut self, overlap: Overlap) -> Scheduled {
+        self.overlap = overlap;
+        self
+    }
+
+    /// Sets what happens with firings that could not begin in time. Default: they are
+    /// [missed](CatchUp::None).
+    #[must_use]
+    pub fn catch_up(mut self, catch_up: CatchUp) -> Scheduled {
+        self.catch_up = catch_up;
+        self
+    }
+
+    /// Sets how often a firing is repeated if the machine that ran it dies or loses the lock. Default
+    /// 0, because such a run may have done its work. Work that has ended is never repeated, also if
+    /// it has failed. If a later firing has begun meanwhile, the run is not repeated either.
+    #[must_use]
+    pub fn retry(mut self, retries: u32) -> Scheduled {
+        self.retries = retries;
+        self
+    }
+
+    /// Sets by how much a machine may delay a firing at random, so that not the same machine runs
+    /// all jobs, and not all jobs begin in one moment. At most half a period is used. Default 0.
+    #[must_use]
+    pub fn jitter(mut self, jitter: Duration) -> Scheduled {
+        self.jitter = jitter;
+        self
+    }
+
+    /// Sets how long a run may take. Then the work is dropped, and the run has failed. Default:
+    /// without a limit.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Scheduled {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the clock, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Scheduled {
+        self.clock = Arc::new(clock);
+        self
+    }
+
+    /// Returns the job.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Runs `work` at each firing that this machine gets, until an error. All of it is part of this
+    /// future: several runs may take turns in it ([`Overlap::Allow`]), and none has a task of its
+    /// own.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidName`](Error::InvalidName), [`InvalidSetting`](Error::InvalidSetting) and what the
+    /// store refuses for good at the beginning, such as
+    /// [`AuthenticationFailed`](Error::AuthenticationFailed). Later it logs errors and continues,
+    /// and waits through outages.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it drops the work that runs, and releases the locks in the background. Those
+    /// runs count as lost, as if this process had died. [`run_until`](Scheduled::run_until) lets
+    /// them end.
+    pub async fn run<F, W>(&self, work: F) -> Result<()>
+    where
+        F: Fn(Run) -> W,
+        W: Future<Output: Into<Outcome>>,
+    {
+        self.run_until(pending(), work).await
+    }
+
+    /// Does the same until `stop` completes. Then it begins no further run, and returns when those
+    /// that it has begun have ended.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Scheduled::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Scheduled::run).
+    pub async fn run_until<F, W>(&self, stop: impl Future<Output = ()>, work: F) -> Result<()>
+    where
+        F: Fn(Run) -> W,
+        W: Future<Output: Into<Outcome>>,
+    {
+        self.check()?;
+        let mut plan = Plan::new(self.cron.clone(), self.catch_up, self.jitter, self.now());
+        let (progressed, _) = watch::channel(Progressed {
+            latest: SystemTime::UNIX_EPOCH,
+            stops: false,
+        });
+        let mut stop = pin!(stop);
+        let last = tokio::select! {
+            biased;
+            () = &mut stop => return Ok(()),
+            last = self.last_slot() => last?,
+        };
+        plan.catch_up(last);
+        let mut firings = FuturesUnordered::new();
+        let fire = |plan: &Plan, slot, after| {
+            let ahead = plan.ahead(slot);
+            self.fire(slot, after, ahead, progressed.subscribe(), &work)
+        };
+        if let (Some(last), 1..) = (last, self.retries) {
+            // Its machine may have died.
+            firings.push(fire(&plan, last, Duration::ZERO));
+        }
+        loop {
+            let pause = match plan.due(self.now(), random_fraction()) {
+                Due::Sleep(pause) => pause,
+                Due::Fire(slot, after) => {
+                    progressed.send_modify(|progressed| progressed.latest = slot);
+                    firings.push(fire(&plan, slot, after));
+                    continue;
+                }
+                Due::Missed(slot) => {
+                    self.log_missed(slot);
+                    continue;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                Some(()) = firings.next() => {}
+                () = sleep(pause) => {}
+            }
+        }
+        progressed.send_modify(|progressed| progressed.stops = true);
+        while firings.next().await.is_some() {}
+        Ok(())
+    }
+
+    fn now(&self) -> SystemTime {
+        (self.clock)()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.job.keys.object.check()?;
+        for (setting, time) in [("jitter", Some(self.jitter)), ("timeout", self.timeout)] {
+            if time.is_some_and(|time| time > MAX_LEASE) {
+                let reason = "use up to ten years".to_owned();
+                return Err(Error::InvalidSetting { setting, reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the last slot that the store knows. Waits through an outage.
+    async fn last_slot(&self) -> Result<Option<SystemTime>> {
+        let store = &self.job.session.store;
+        loop {
+            match store.run_idempotent(&read(&self.job.keys)).await {
+                Ok(record) => {
+                    let history = History::new(self.job.name(), &record, store);
+                    return Ok(history.map(|history| history.last_slot));
+                }
+                Err(error) if error.is_transient() => sleep(Duration::from_secs(1)).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Does one firing, to the end of its run if this machine gets it.
+    async fn fire<F, W>(
+        &self,
+        slot: SystemTime,
+        after: Duration,
+        ahead: Duration,
+        progressed: watch::Receiver<Progressed>,
+        work: &F,
+    ) where
+        F: Fn(Run) -> W,
+        W: Future<Output: Into<Outcome>>,
+    {
+        let firing = Firing {
+            slot,
+            overlap: self.overlap,
+            retries: self.retries,
+            catch_up: self.catch_up,
+            gives_way: true,
+        };
+        let (held, id, attempt) = match self.decide(firing, after, ahead, progressed).await {
+            Ok(begun) => begun,
+            Err(Ending::Missed) => return self.log_missed(slot),
+            Err(Ending::Skipped) => {
+                let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
+                return tracing::info!(job, slot, "a firing was skipped because another run lasts");
+            }
+            Err(Ending::Elsewhere) => return,
+        };
+        let run = Run {
+            name: self.job.name().to_owned(),
+            slot,
+            attempt,
+        };
+        let working = async {
+            match self.timeout {
+                None => work(run).await.into(),
+                Some(limit) => match timeout(limit, work(run)).await {
+                    Ok(output) => output.into(),
+                    Err(_) => Outcome::failure(format!("timed out after {limit:?}")),
+                },
+            }
+        };
+        let outcome = match held.run(working).await {
+            Ok(outcome) => outcome,
+            Err(lost) => Outcome::new("lost", lost.to_string()),
+        };
+        let of = attempt_key(millis(slot), attempt);
+        self.finish(&held, &id, &of, &outcome.lines()).await;
+        held.release().await;
+    }
+
+    /// Records the end of a run, and repeats that while the lock is held.
+    async fn finish(&self, held: &Held, id: &str, of: &str, end: &str) {
+        let Job { session, keys } = &self.job;
+        let object = &keys.object;
+        loop {
+            let step = finish(keys, id, of, end);
+            match session.store.run_urgent(&step).await {
+                Ok(_) => return,
+                Err(error) if error.is_transient() && held.is_valid() => {
+                    sleep(Duration::from_secs(1)).await;
+                }
+                Err(error) => {
+                    let job = object.full_name();
+                    return tracing::warn!(job, %error, "the end of a run was not recorded");
+                }
+            }
+        }
+    }
+
+    /// Acquires the lock and begins the run. Returns the lock, the id of the run and its attempt,
+    /// or why this machine does not run it.
+    async fn decide(
+        &self,
+        mut firing: Firing,
+        after: Duration,
+        ahead: Duration,
+        mut progressed: watch::Receiver<Progressed>,
+    ) -> Result<(Held, String, u32), Ending> {
+        let (mut held, mut id) = (None::<Held>, String::new());
+        tokio::select! {
+            biased;
+            _ = progressed.wait_for(|now| now.stops) => return Err(Ending::Elsewhere),
+            () = sleep(after) => {}
+        }
+        let mut next = firing.begin();
+        loop {
+            let (slot, gives_way) = (firing.slot, firing.gives_way);
+            let over = progressed.wait_for(|now| now.stops || (gives_way && now.latest > slot));
+            next = match next {
+                Next::Lock(wait) => {
+                    let locked = tokio::select! {
+                        biased;
+                        _ = over => return Err(Ending::Elsewhere),
+                        locked = self.lock(wait, slot) => locked,
+                    };
+                    match locked {
+                        Ok(Some(guard)) => {
+                            held = Some(guard);
+                            id = format!("{}:{}", self.job.session.id.as_str(), random());
+                            Next::Begin
+                        }
+                        Ok(None) => Next::Ask,
+                        Err(error) => self.failed(&firing, error)?,
+                    }
+                }
+                Next::Begin | Next::Ask => {
+                    match self.begin(&firing, held.as_ref(), &id, ahead).await {
+                        Ok(reply) => firing.replied(reply, held.is_none()),
+                        Err(error) => match self.failed(&firing, error)? {
+                            // The same run may have begun: repeated with its id.
+                            Next::Pause(pause) if held.as_ref().is_some_and(Held::is_valid) => {
+                                sleep(pause).await;
+                                Next::Begin
+                            }
+                            other => other,
+                        },
+                    }
+                }
+                Next::Pause(pause) => {
+                    if let Some(held) = held.take() {
+                        held.release().await;
+                    }
+                    tokio::select! {
+                        biased;
+                        _ = over => return Err(Ending::Elsewhere),
+                        () = sleep(pause) => {}
+                    }
+                    Next::Lock(Duration::ZERO)
+                }
+                Next::Run(attempt) => match held.take() {
+                    Some(held) => return Ok((held, id, attempt)),
+                    // Only what holds the lock begins.
+                    None => return Err(Ending::Elsewhere),
+                },
+                Next::End(ending) => {
+                    if let Some(held) = held.take() {
+                        held.release().await;
+                    }
+                    return Err(ending);
+                }
+            };
+        }
+    }
+
+    fn failed(&self, firing: &Firing, error: Error) -> Result<Next, Ending> {
+        if error.is_transient() {
+            return Ok(firing.clone().failed(self.now()));
+        }
+        let (job, slot) = (self.job.keys.object.full_name(), utc(firing.slot));
+        tracing::warn!(job, slot, %error, "a firing failed");
+        Err(Ending::Elsewhere)
+    }
+
+    fn log_missed(&self, slot: SystemTime) {
+        let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
+        tracing::warn!(job, slot, "a firing was missed");
+    }
+
+    async fn lock(&self, wait: Duration, slot: SystemTime) -> Result<Option<Held>> {
+        let (session, name) = (self.job.session.clone(), self.job.name());
+        let note = format!("run of {}", utc(slot));
+        Ok(match self.overlap {
+            Overlap::Allow => {
+                let lock = ReadWriteLock::new(session, name).read();
+                let request = lock.try_lock().wait(wait).note(note);
+                request.await?.map(Held::Shared)
+            }
+            Overlap::Skip | Overlap::Wait => {
+                let lock = Lock::new(session, name, Reentrant::new);
+                let request = lock.try_lock().wait(wait).note(note);
+                request.await?.map(Held::Alone)
+            }
+        })
+    }
+
+    async fn begin(
+        &self,
+        firing: &Firing,
+        held: Option<&Held>,
+        id: &str,
+        ahead: Duration,
+    ) -> Result<Begun> {
+        let Job { session, keys } = &self.job;
+        let (host, by) = identity(session);
+        let (owner, lock) = match held {
+            None => Default::default(),
+            Some(Held::Alone(guard)) => {
+                (guard.owner_id().to_string(), keys.object.key().to_owned())
+            }
+            Some(Held::Shared(guard)) => {
+                let owner = guard.owner_id().to_string();
+                let keys = ReadWriteKeys::new(&session.prefix, self.job.name());
+                (String::new(), keys.reader_timeouts_prefix(&owner) + ":1")
+            }
+        };
+        let kept = REMEMBERED_FOR + 2 * gap(&self.cron, firing.slot);
+        let runner = [&owner, &lock, &line(shortened(&host)), &line(shortened(&by))];
+        let step = Begin {
+            keys,
+            run: if held.is_some() { id } else { "" },
+            slot: millis(firing.slot),
+            attempts: self.retries.saturating_add(1),
+            ahead: match &*session.store {
+                Store::Redis(_) => i64::try_from(ahead.as_millis()).unwrap_or(i64::MAX),
+                // Its times do not count from 1970.
+                Store::Embedded(_) => 0,
+            },
+            overlap: firing.overlap,
+            kept: KEPT,
+            time_to_live: Lease::from_remaining(kept),
+            runner: &runner.map(String::as_str).join("\n"),
+            schedule: &format!("{} {}", self.cron.tz(), self.cron.expression()),
+        };
+        let (step, progress) = (step.step(), Progress::default());
+        if held.is_none() {
+            return session.store.run_idempotent(&step).await;
+        }
+        let delivery = Delivery::acquisition(false);
+        let answer = session.store.run(&step, None, delivery, &progress).await?;
+        if let Some(confirmation) = answer.confirmation {
+            confirmation.confirmed(&progress).await?;
+        }
+        Ok(answer.reply)
+    }
+}
+
+impl Held {
+    async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        match self {
+            Held::Alone(guard) => guard.run_while_held(work).await,
+            Held::Shared(guard) => guard.run_while_held(work).await,
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        match self {
+            Held::Alone(guard) => guard.is_valid(),
+            Held::Shared(guard) => guard.is_valid(),
+        }
+    }
+
+    /// Releases it. What the store does not answer is settled in the background.
+    async fn release(self) {
+        let _ = match self {
+            Held::Alone(guard) => guard.release_unless_lost().await,
+            Held::Shared(guard) => guard.release_unless_lost().await,
+        };
+    }
+}
+
+/// Returns a time in milliseconds since 1970.
+fn millis(time: SystemTime) -> i64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Returns a text in one line.
+fn line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
+}
+
+impl fmt::Debug for Scheduled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheduled")
+            .field("name", &self.job.name())
+            .field("cron", &self.cron)
+            .field("overlap", &self.overlap)
+            .field("catch_up", &self.catch_up)
+            .field("retry", &self.retries)
+            .field("jitter", &self.jitter)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,392 @@
+//! Tests of cron expressions, of the plan and of the scheduler.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep};
+
+use super::cron::utc;
+use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
+use super::rules::{Begun, Overlap};
+use super::{Cron, History, Outcome, Run, RunState, Scheduled};
+use crate::{Client, Embedded, Slot};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Parses `2027-03-28T00:30` or `…:30:15`, in UTC.
+fn at(text: &str) -> SystemTime {
+    let seconds = if text.len() == 16 { ":00Z" } else { "Z" };
+    let parsed: jiff::Timestamp = format!("{text}{seconds}").parse().unwrap();
+    parsed.into()
+}
+
+fn cron(text: &str, zone: &str) -> Cron {
+    Cron::parse(text).unwrap().in_tz(zone).unwrap()
+}
+
+/// Returns the firings after a time, in UTC.
+fn firings(cron: &Cron, after: &str, count: usize) -> Vec<String> {
+    let next = |time: &SystemTime| cron.next_after(*time);
+    let all = std::iter::successors(Some(at(after)), next).skip(1);
+    all.take(count).map(utc).collect()
+}
+
+#[test]
+fn firings_follow_the_clocks_of_the_zone() {
+    let cases: &[(&str, &str, &str, &[&str])] = &[
+        // In Berlin, 02:00 becomes 03:00 on 2027-03-28, and 03:00 becomes 02:00 on 2027-10-31.
+        ("30 2 * * *", "Europe/Berlin", "2027-03-27T00:00",
+            &["2027-03-27T01:30:00Z", "2027-03-28T01:00:00Z", "2027-03-29T00:30:00Z"]),
+        ("30 2 * * *", "Europe/Berlin", "2027-10-30T00:00",
+            &["2027-10-30T00:30:00Z", "2027-10-31T00:30:00Z", "2027-11-01T01:30:00Z"]),
+        ("*/30 * * * *", "Europe/Berlin", "2027-03-28T00:10",
+            &["2027-03-28T00:30:00Z", "2027-03-28T01:00:00Z", "2027-03-28T01:30:00Z"]),
+        ("0 * * * *", "Europe/Berlin", "2027-10-30T23:30",
+            &["2027-10-31T00:00:00Z", "2027-10-31T01:00:00Z", "2027-10-31T02:00:00Z"]),
+        ("0 0 * * *", "America/New_York", "2027-03-13T12:00",
+            &["2027-03-14T05:00:00Z", "2027-03-15T04:00:00Z"]),
+        ("59 23 31 12 *", "UTC", "2026-12-31T23:58:59",
+            &["2026-12-31T23:59:00Z", "2027-12-31T23:59:00Z"]),
+        ("@yearly", "Asia/Tokyo", "2026-12-31T14:59:59", &["2026-12-31T15:00:00Z"]),
+        ("*/20 * * * * *", "UTC", "2026-12-31T23:59:30",
+            &["2026-12-31T23:59:40Z", "2027-01-01T00:00:00Z"]),
+        ("0 9 13 * 5", "UTC", "2026-11-07T00:00", &["2026-11-13T09:00:00Z", "2026-11-20T09:00:00Z"]),
+        ("0 9 * * 0,7", "UTC", "2026-11-07T00:00", &["2026-11-08T09:00:00Z", "2026-11-15T09:00:00Z"]),
+        ("0 0 L 2 *", "UTC", "2027-01-01T00:00", &["2027-02-28T00:00:00Z", "2028-02-29T00:00:00Z"]),
+    ];
+    for (text, zone, after, expected) in cases {
+        let cron = cron(text, zone);
+        assert_eq!(firings(&cron, after, expected.len()), *expected, "{cron}");
+        // Backwards the same.
+        for pair in expected.windows(2) {
+            let [earlier, later] = [pair[0], pair[1]].map(|time| at(time.trim_end_matches('Z')));
+            assert_eq!(cron.latest_until(later - SECOND), Some(earlier), "{cron}");
+            assert_eq!(cron.latest_until(later), Some(later), "{cron}");
+        }
+    }
+}
+
+#[test]
+fn bad_expressions_and_zones_are_refused_with_the_reason() {
+    for (text, reason) in [
+        ("", "0 fields"),
+        ("* * * *", "4 fields; use five"),
+        ("* * * * * * *", "7 fields"),
+        ("61 * * * *", "61"),
+        ("0 0 30 2 *", "never fires"),
+        ("0 0 31 4,6 *", "never fires"),
+        ("@reboot", ""),
+        ("a b c d e", ""),
+        ("5-1 * * * *", ""),
+        ("*/0 * * * *", ""),
+        (&"1,".repeat(200), "402 bytes"),
+    ] {
+        let error = Cron::parse(text).unwrap_err().to_string();
+        println!("{text}: {error}");
+        assert!(error.contains(reason), "{text}: {error}");
+        assert!(error.len() < 300, "{error}");
+    }
+    for zone in ["Europe/Nowhere", "", "../../etc/passwd", "Berlin", "+02"] {
+        let error = Cron::parse("@daily").unwrap().in_tz(zone).unwrap_err();
+        assert!(error.to_string().contains("unknown"), "{zone}: {error}");
+    }
+}
+
+#[test]
+fn slot_is_that_of_the_nearest_firing() {
+    let hourly = Cron::parse("@hourly").unwrap();
+    for (now, slot) in [
+        ("2026-12-31T23:30:01", "2027-01-01T00:00:00Z"),
+        ("2026-12-31T23:59:59", "2027-01-01T00:00:00Z"),
+        ("2027-01-01T00:00:00", "2027-01-01T00:00:00Z"),
+        ("2027-01-01T00:29:59", "2027-01-01T00:00:00Z"),
+    ] {
+        assert_eq!(Slot::cron(&hourly, at(now)), Slot::from(slot), "{now}");
+    }
+}
+
+fn plan(text: &str, catch_up: CatchUp, now: &str) -> Plan {
+    Plan::new(Cron::parse(text).unwrap(), catch_up, Duration::ZERO, at(now))
+}
+
+#[test]
+fn plan_fires_each_slot_once_in_order() {
+    let fire = |time: &str| Due::Fire(at(time), Duration::ZERO);
+    let mut plan = plan("*/30 * * * * *", CatchUp::None, "2026-12-31T23:59:10");
+    for (now, due) in [
+        ("2026-12-31T23:59:10", Due::Sleep(20 * SECOND)),
+        ("2026-12-31T23:59:29", Due::Sleep(SECOND)),
+        ("2026-12-31T23:59:30", fire("2026-12-31T23:59:30")),
+        ("2026-12-31T23:59:30", Due::Sleep(30 * SECOND)),
+        // The clock was set back: the slot is not repeated.
+        ("2026-12-31T23:59:20", Due::Sleep(40 * SECOND)),
+        // Late by a bit: each of them.
+        ("2027-01-01T00:00:31", fire("2027-01-01T00:00:00")),
+        ("2027-01-01T00:00:31", fire("2027-01-01T00:00:30")),
+        ("2027-01-01T00:00:31", Due::Sleep(29 * SECOND)),
+        // The machine slept: only the latest.
+        ("2027-01-01T08:00:07", fire("2027-01-01T08:00:00")),
+        ("2027-01-01T08:00:07", Due::Sleep(23 * SECOND)),
+    ] {
+        assert_eq!(plan.due(at(now), 0.5), due, "{now}");
+    }
+}
+
+#[test]
+fn late_firing_is_missed_unless_the_job_catches_up() {
+    let (late, in_time) = ("2027-01-01T02:01:01", "2027-01-01T02:01:00");
+    let slot = at("2027-01-01T02:00");
+    let day = Duration::from_secs(24 * 3600);
+    for (catch_up, now, due) in [
+        (CatchUp::None, in_time, Due::Fire(slot, Duration::ZERO)),
+        (CatchUp::None, late, Due::Missed(slot)),
+        (CatchUp::Last, late, Due::Fire(slot, Duration::ZERO)),
+    ] {
+        let mut plan = plan("0 2 * * *", catch_up, "2026-12-31T12:00");
+        assert_eq!(plan.due(at(now), 0.0), due, "{catch_up:?} {now}");
+        assert_eq!(plan.due(at(now), 0.0), Due::Sleep(MINUTE));
+    }
+    // This process starts after the time.
+    for (catch_up, last, due) in [
+        (CatchUp::None, Some(slot - day), Due::Sleep(MINUTE)),
+        (CatchUp::Last, None, Due::Sleep(MINUTE)),
+        (CatchUp::Last, Some(slot), Due::Sleep(MINUTE)),
+        (CatchUp::Last, Some(slot - day), Due::Fire(slot, Duration::ZERO)),
+        (CatchUp::Last, Some(slot - 9 * day), Due::Fire(slot, Duration::ZERO)),
+    ] {
+        let mut plan = plan("0 2 * * *", catch_up, "2027-01-01T09:00");
+        plan.catch_up(last);
+        let now = at("2027-01-01T09:00");
+        assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {last:?}");
+        assert_eq!(plan.due(now, 0.0), Due::Sleep(MINUTE));
+    }
+}
+
+#[test]
+fn jitter_and_early_clocks_are_limited_by_half_a_period() {
+    for (text, jitter, random, after, ahead) in [
+        ("* * * * *", 10 * SECOND, 0.5, 5 * SECOND, 30 * SECOND),
+        ("* * * * *", 90 * SECOND, 1.0, 30 * SECOND, 30 * SECOND),
+        ("* * * * * *", 90 * SECOND, 1.0, SECOND / 2, SECOND / 2),
+        ("@daily", 90 * SECOND, 1.0, 90 * SECOND, TOLERANCE),
+    ] {
+        let slot = at("2027-01-01T00:00");
+        let cron = Cron::parse(text).unwrap();
+        let mut plan = Plan::new(cron, CatchUp::None, jitter, slot - SECOND);
+        assert_eq!(plan.due(slot, random), Due::Fire(slot, after), "{text}");
+        assert_eq!(plan.ahead(slot), ahead, "{text}");
+    }
+}
+
+#[test]
+fn firing_does_what_the_store_replies() {
+    use Next::{End, Lock, Pause};
+    let (short, wait) = (Lock(SECOND), Lock(10 * SECOND));
+    let lasts = |attempt| Begun::Lasts { attempt, left: 9 * SECOND };
+    let overlaps = Begun::Overlaps(9 * SECOND);
+    // What was replied, whether without the lock, with how many retries; what follows, and whether a later firing takes the place.
+    let cases = [
+        (Begun::Begun(1), false, 0, Next::Run(1), true),
+        (Begun::Begun(3), false, 0, Next::Run(3), true),
+        (Begun::Vacant, true, 0, short, true),
+        (Begun::Done, false, 2, End(Ending::Elsewhere), true),
+        (Begun::Done, true, 2, End(Ending::Elsewhere), true),
+        (lasts(1), true, 0, End(Ending::Elsewhere), true),
+        (lasts(1), true, 1, Pause(9 * SECOND), false),
+        (lasts(2), true, 1, End(Ending::Elsewhere), true),
+        (lasts(1), false, 1, Pause(9 * SECOND), false),
+        (Begun::Early(7 * SECOND), false, 0, Pause(7 * SECOND), false),
+        (Begun::Skipped, true, 0, End(Ending::Skipped), true),
+        (overlaps, true, 0, wait, true),
+        (overlaps, false, 0, Pause(SECOND), true),
+    ];
+    for (reply, asked, retries, next, gives_way) in cases {
+        let mut firing = firing(retries, CatchUp::None);
+        assert_eq!(firing.begin(), Lock(Duration::ZERO));
+        assert_eq!(firing.replied(reply, asked), next, "{reply:?} {asked} {retries}");
+        assert_eq!(firing.gives_way, gives_way, "{reply:?} {asked} {retries}");
+    }
+}
+
+fn firing(retries: u32, catch_up: CatchUp) -> Firing {
+    Firing {
+        slot: at("2027-01-01T00:00"),
+        overlap: Overlap::Skip,
+        retries,
+        catch_up,
+        gives_way: true,
+    }
+}
+
+#[test]
+fn firing_waits_through_a_short_outage() {
+    for (catch_up, after, next) in [
+        (CatchUp::None, 59, Next::Pause(SECOND)),
+        (CatchUp::None, 61, Next::End(Ending::Missed)),
+        (CatchUp::Last, 3600, Next::Pause(SECOND)),
+    ] {
+        let mut firing = firing(1, catch_up);
+        let now = firing.slot + after * SECOND;
+        assert_eq!(firing.failed(now), next, "{catch_up:?} {after}");
+        // While it watches the run of another machine, it is not late.
+        firing.replied(Begun::Lasts { attempt: 1, left: SECOND }, true);
+        assert_eq!(firing.failed(now), Next::Pause(SECOND));
+    }
+}
+
+/// A fleet of clients on one embedded store and a paused clock, which begins at a given time.
+struct Fleet {
+    store: Embedded,
+    began: Instant,
+    at: SystemTime,
+    runs: Arc<Mutex<Vec<(String, u32, usize)>>>,
+}
+
+impl Fleet {
+    fn new(at_text: &str) -> Fleet {
+        Fleet {
+            store: Embedded::new(),
+            began: Instant::now(),
+            at: at(at_text),
+            runs: Arc::default(),
+        }
+    }
+
+    fn client(&self) -> Client {
+        Client::builder().connect_embedded(&self.store).unwrap()
+    }
+
+    /// Returns the job on a machine whose clock is ahead by this time.
+    fn job(&self, client: &Client, text: &str, zone: &str, ahead: Duration) -> Scheduled {
+        let (began, at) = (self.began, self.at + ahead);
+        let job = client.job("job").schedule(cron(text, zone));
+        job.clock(move || at + began.elapsed())
+    }
+
+    /// Runs the job on a machine until it is stopped or killed. Each run takes `takes`.
+    fn start(&self, machine: usize, job: Scheduled, takes: Duration) -> Machine {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let runs = self.runs.clone();
+        let task = tokio::spawn(async move {
+            let work = async |run: Run| {
+                let run = (utc(run.slot()), run.attempt(), machine);
+                runs.lock().unwrap().push(run);
+                sleep(takes).await;
+            };
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            job.run_until(stopped, work).await.unwrap();
+        });
+        Machine { stop, task }
+    }
+
+    /// Returns how often each slot was run.
+    fn slots(&self) -> BTreeMap<String, usize> {
+        let mut slots = BTreeMap::new();
+        for (slot, ..) in &*self.runs.lock().unwrap() {
+            *slots.entry(slot.clone()).or_default() += 1;
+        }
+        slots
+    }
+
+    async fn history(&self) -> History {
+        let history = self.client().job("job").history().await.unwrap();
+        history.expect("the job has run")
+    }
+}
+
+struct Machine {
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Machine {
+    async fn stop(self) {
+        drop(self.stop);
+        self.task.await.unwrap();
+    }
+}
+
+/// Twenty machines whose clocks differ by up to half a period, over a change of the clocks and the end of a year.
+#[tokio::test(start_paused = true)]
+async fn each_slot_runs_on_one_of_many_machines() {
+    for (text, zone, start, hours) in [
+        ("*/15 * * * *", "Europe/Berlin", "2027-03-27T23:01", 4),
+        ("*/15 * * * *", "Europe/Berlin", "2027-10-30T23:01", 4),
+        ("*/10 * * * *", "UTC", "2026-12-31T22:01", 3),
+    ] {
+        let fleet = Fleet::new(start);
+        let gap = cron(text, zone);
+        let expected = firings(&gap, start, (hours * 4) as usize);
+        let machines: Vec<_> = (0..20)
+            .map(|machine| {
+                let ahead = Duration::from_secs(machine * 14);
+                let job = fleet.job(&fleet.client(), text, zone, ahead);
+                fleet.start(machine as usize, job.jitter(5 * SECOND), 90 * SECOND)
+            })
+            .collect();
+        let last = at(expected.last().unwrap().trim_end_matches('Z'));
+        sleep(last.duration_since(fleet.at).unwrap() + 2 * MINUTE).await;
+        for machine in machines {
+            machine.stop().await;
+        }
+        let slots = fleet.slots();
+        assert!(expected.iter().all(|slot| slots.contains_key(slot)), "{slots:?}");
+        assert!(slots.values().all(|runs| *runs == 1), "{slots:?}");
+        let history = fleet.history().await;
+        assert_eq!((history.runs.len(), history.skipped), (slots.len().min(20), 0));
+        assert!(history.runs.iter().all(|run| run.state == RunState::Succeeded));
+    }
+}
+
+/// The machine that runs a slot dies. Another one repeats it when the lease has ended, if it may.
+#[tokio::test(start_paused = true)]
+async fn dead_run_is_repeated_only_if_it_may_be() {
+    for (overlap, retries) in [
+        (Overlap::Skip, 0),
+        (Overlap::Skip, 1),
+        (Overlap::Wait, 1),
+        (Overlap::Allow, 0),
+        (Overlap::Allow, 1),
+        (Overlap::Allow, 2),
+    ] {
+        let fleet = Fleet::new("2027-01-01T01:59");
+        let deaths = Arc::new(AtomicU32::new(0));
+        let mut machines = Vec::new();
+        for machine in 0..3 {
+            let client = fleet.client();
+            let job = fleet.job(&client, "0 2 * * *", "UTC", Duration::ZERO);
+            let (job, runs) = (job.overlap(overlap).retry(retries), fleet.runs.clone());
+            let deaths = deaths.clone();
+            machines.push(tokio::spawn(async move {
+                let work = async |run: Run| {
+                    runs.lock().unwrap().push((utc(run.slot()), run.attempt(), machine));
+                    if run.attempt() <= retries || retries == 0 {
+                        // The process stands still: nothing of this client happens any more.
+                        client.kill_for_test();
+                        deaths.fetch_add(1, Ordering::Relaxed);
+                        std::future::pending::<()>().await;
+                    }
+                };
+                job.run(work).await.unwrap();
+            }));
+        }
+        sleep(10 * MINUTE).await;
+        let history = fleet.history().await;
+        let states: Vec<_> = history.runs.iter().rev().map(|run| run.state.as_str()).collect();
+        let attempts: Vec<_> = fleet.runs.lock().unwrap().iter().map(|run| run.1).collect();
+        let expected: Vec<u32> = (1..=retries + 1).collect();
+        assert_eq!(attempts, expected, "{overlap:?} {retries}");
+        let mut all = vec!["lost"; retries.max(1) as usize];
+        if retries > 0 {
+            all.push("ok");
+        }
+        assert_eq!(states, all, "{overlap:?} {retries}");
+        machines.iter().for_each(|machine| machine.abort());
+    }
+}
