@@ -2,7 +2,7 @@
 //!
 //! A file imports only from its own row and those below, and no two files import from each other:
 //!
-//! 1. The commands: `run/` has those that hold a lock, `serve/` what answers HTTP requests, `top/` the
+//! 1. The commands: `run/` has those that hold a lock, `cron/` the crontab, `serve/` what answers HTTP requests, `top/` the
 //!    view; each other command is a file.
 //! 2. `args/`: the command line and the configuration files.
 //! 3. `store/`: the options of the store, and connecting. `text`: how holders and times are written.
@@ -12,9 +12,11 @@
 
 mod args;
 mod completions;
+mod cron;
 mod doctor;
 mod duration;
 mod exit;
+mod jobs;
 mod latch;
 #[cfg(feature = "man")]
 mod man;
@@ -113,11 +115,15 @@ fn main() -> ExitCode {
     exit_code(dispatch(args))
 }
 
-/// Runs a command that needs no log and no runtime.
+/// Runs an internal command.
 fn run_internal(command: &InternalCommand) -> ExitCode {
     match command {
         // This process becomes CMD and does not hold the lock.
         InternalCommand::Exec(exec) => run::exec::exec(exec).into(),
+        InternalCommand::Job(job) => {
+            STDERR.start();
+            exit_code(run::of_parent::run_job(job))
+        }
         #[cfg(feature = "man")]
         InternalCommand::Man(man) => exit_code(man::man(man)),
     }
@@ -146,6 +152,8 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
         match args.command {
             Command::Run(run) => run::run(&args.store_args, run).await,
             Command::Elect(elect) => run::elect::elect(&args.store_args, elect).await,
+            Command::Cron(cron) => cron::cron(&args.store_args, &cron).await,
+            Command::Jobs(jobs) => jobs::jobs(&args.store_args, &jobs).await,
             Command::Show(show) => show::show(&args.store_args, &show).await,
             Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
             Command::Why(why) => why::why(&args.store_args, &why).await,

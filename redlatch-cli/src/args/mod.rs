@@ -2,6 +2,7 @@
 
 pub(crate) mod change;
 pub(crate) mod config;
+pub(crate) mod cron;
 #[cfg(test)]
 mod documented_commands;
 pub(crate) mod elect;
@@ -16,6 +17,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum, ValueHint};
 
 use self::change::{Latch, Token, Unlock};
+pub(crate) use self::cron::RunJob;
+use self::cron::{Cron, Jobs};
 use self::elect::{Elect, parse_address};
 use self::lock::{Lock, Renew};
 use self::run::Run;
@@ -74,6 +77,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     Run(Run),
     Elect(Elect),
+    Cron(Cron),
+    Jobs(Jobs),
     Show(Show),
     Ls(Ls),
     Why(Why),
@@ -97,6 +102,8 @@ pub(crate) enum Command {
 pub(crate) enum InternalCommand {
     #[command(name = InternalCommand::EXEC)]
     Exec(Exec),
+    #[command(name = InternalCommand::JOB)]
+    Job(RunJob),
     #[cfg(feature = "man")]
     #[command(name = InternalCommand::MAN)]
     Man(Man),
@@ -104,11 +111,12 @@ pub(crate) enum InternalCommand {
 
 impl InternalCommand {
     pub(crate) const EXEC: &str = "__exec";
+    pub(crate) const JOB: &str = "__job";
     const MAN: &str = "__man";
 
     /// Returns whether `first`, the first argument of redlatch, is an internal command.
     pub(crate) fn is_named(first: &OsStr) -> bool {
-        first == Self::EXEC || (cfg!(feature = "man") && first == Self::MAN)
+        first == Self::EXEC || first == Self::JOB || (cfg!(feature = "man") && first == Self::MAN)
     }
 }
 

@@ -42,15 +42,17 @@ pub(crate) fn exec_command(
     wrapper
 }
 
+/// Returns a command that runs this program.
 #[cfg(target_os = "linux")]
-fn redlatch_command() -> Command {
+pub(crate) fn redlatch_command() -> Command {
     // Not the path of the executable, which may be a newer version by now, or missing.
     let mut redlatch = Command::new("/proc/self/exe");
     redlatch.arg0("redlatch");
     redlatch
 }
 
+/// Returns a command that runs this program.
 #[cfg(not(target_os = "linux"))]
-fn redlatch_command() -> Command {
+pub(crate) fn redlatch_command() -> Command {
     Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
 }

@@ -12,6 +12,7 @@ use redlatch::{
     Acquire, Client, Error, FairLock, Guard, HasLease, HasMinimum, Leadership, Lock, Loss,
     MultiLock, PermitId, TryAcquire,
 };
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::args::run::Run;
@@ -37,17 +38,24 @@ pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 /// A guard with its type erased.
 trait AnyGuard {
     /// Completes when the hold is lost; returns the reason.
-    fn lost(&self) -> BoxFuture<'_, Error>;
+    fn lost(&self) -> BoxFuture<'_, Loss>;
     fn is_valid(&self) -> bool;
     fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>>;
 }
 
+fn reason(error: &Error) -> Loss {
+    match error {
+        Error::Lost { reason, .. } => *reason,
+        _ => Loss::NotHeld,
+    }
+}
+
 impl<R: HasLease> AnyGuard for Guard<R> {
-    fn lost(&self) -> BoxFuture<'_, Error> {
+    fn lost(&self) -> BoxFuture<'_, Loss> {
         Box::pin(async {
             // `run` returns only when the hold is lost, because `pending` never completes.
             let Err(lost) = self.run(pending::<Infallible>()).await;
-            lost
+            reason(&lost)
         })
     }
 
@@ -60,11 +68,37 @@ impl<R: HasLease> AnyGuard for Guard<R> {
     }
 }
 
+/// What the parent of this process holds for it, and a guard of the same name in an embedded store.
+/// The hold is lost when the parent closes its end of a pipe, also because it has died.
+struct OfParent {
+    guard: Guard,
+    ended: watch::Receiver<bool>,
+}
+
+impl AnyGuard for OfParent {
+    fn lost(&self) -> BoxFuture<'_, Loss> {
+        let mut ended = self.ended.clone();
+        Box::pin(async move {
+            // The sender is dropped with it.
+            let _ = ended.wait_for(|ended| *ended).await;
+            Loss::NotHeld
+        })
+    }
+
+    fn is_valid(&self) -> bool {
+        !*self.ended.borrow()
+    }
+
+    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
+        Box::pin(self.guard.unlock())
+    }
+}
+
 impl AnyGuard for Arc<Leadership> {
-    fn lost(&self) -> BoxFuture<'_, Error> {
+    fn lost(&self) -> BoxFuture<'_, Loss> {
         Box::pin(async {
             let Err(lost) = self.run(pending::<Infallible>()).await;
-            lost
+            reason(&lost)
         })
     }
 
@@ -158,6 +192,24 @@ impl HeldLock {
         }
     }
 
+    /// Returns what the parent of this process holds, until `ended` is true. `guard` is one of an
+    /// embedded store.
+    pub(crate) fn of_parent(guard: Guard, ended: watch::Receiver<bool>) -> HeldLock {
+        HeldLock {
+            // That of the parent is not known here.
+            owner: String::new(),
+            names: vec![guard.name().to_owned()],
+            guard: Box::new(OfParent { guard, ended }),
+            token: None,
+            asked: Box::pin(pending()),
+        }
+    }
+
+    /// Returns whether the parent holds it. Then the parent reports the loss.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.owner.is_empty()
+    }
+
     /// Returns the names, separated by spaces.
     pub(crate) fn names(&self) -> String {
         self.names.join(" ")
@@ -166,20 +218,14 @@ impl HeldLock {
     /// Returns the environment variables for CMD.
     pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, String)> {
         let token = self.token;
-        [
-            ("REDLATCH_LOCK", self.names()),
-            ("REDLATCH_OWNER", self.owner.clone()),
-        ]
-        .into_iter()
-        .chain(token.map(|(variable, token)| (variable, token.to_string())))
+        let owner = (!self.is_of_parent()).then(|| ("REDLATCH_OWNER", self.owner.clone()));
+        let lock = [("REDLATCH_LOCK", self.names())].into_iter().chain(owner);
+        lock.chain(token.map(|(variable, token)| (variable, token.to_string())))
     }
 
     /// Completes when the hold is lost; returns the reason.
     pub(crate) async fn lost(&self) -> Loss {
-        match self.guard.lost().await {
-            Error::Lost { reason, .. } => reason,
-            _ => Loss::NotHeld,
-        }
+        self.guard.lost().await
     }
 
     /// Returns a future that completes when another client asks for the lock. Further calls return
@@ -205,6 +251,8 @@ impl HeldLock {
         let is_held = async {
             for name in &self.names {
                 match client.inspect(name).await {
+                    // The parent checks its lock.
+                    _ if self.is_of_parent() => {}
                     Ok(Some(state)) if self.is_held_in(&state) => {}
                     Ok(_) => return false,
                     Err(_) => {}

@@ -11,6 +11,7 @@ mod child;
 pub(crate) mod elect;
 pub(crate) mod exec;
 mod held_lock;
+pub(crate) mod of_parent;
 mod once;
 mod supervise;
 pub(crate) mod ticket;

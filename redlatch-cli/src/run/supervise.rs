@@ -124,7 +124,9 @@ pub(crate) async fn run_cmd(
                     duration::short(cmd.kill_after)
                 ),
             };
-            stderr!("{names}: lost: {loss}; ending CMD: {how}");
+            if !held_lock.is_of_parent() {
+                stderr!("{names}: lost: {loss}; ending CMD: {how}");
+            }
             once_run
         }
         Err(error) => {

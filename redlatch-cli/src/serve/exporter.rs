@@ -21,6 +21,7 @@ use redlatch::inspect::{Listed, ObjectState};
 use redlatch::{Client, Expiry};
 
 use super::http;
+use super::jobs::{self, JobMetrics};
 use crate::args::Exporter;
 use crate::exit::{self, Failure};
 use crate::output::stderr::{note, warning};
@@ -70,6 +71,7 @@ struct Look {
     /// Those with series of their own.
     names: BTreeMap<String, NamedObject>,
     omitted: u32,
+    jobs: Vec<JobMetrics>,
     took: Duration,
     ended: Duration,
 }
@@ -195,6 +197,11 @@ async fn look(client: &Client, exporter: &Exporter) -> Result<Look, Failure> {
     while let Some(found) = listing.next().await? {
         look.add(found, &mut seen, &mut waiters, exporter.names);
     }
+    look.jobs = jobs::read(client, &exporter.pattern).await?;
+    let surplus = look.jobs.split_off(look.jobs.len().min(MAX_NAMES)).len();
+    look.omitted = look
+        .omitted
+        .saturating_add(u32::try_from(surplus).unwrap_or(u32::MAX));
     look.took = begun.elapsed();
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     look.ended = since.unwrap_or_default();
@@ -257,6 +264,24 @@ impl Collector for Latest {
             seconds,
             names.filter_map(|(labels, object)| Some((labels, object.remaining?.as_secs_f64()))),
         )?;
+        let jobs = || look.jobs.iter().map(|job| ([("name", &*job.name)], job));
+        let times: [(_, _, Time); 2] = [
+            ("redlatch_job_last_success", JOB_SUCCESS, |job| {
+                job.last_success
+            }),
+            ("redlatch_job_last_duration", JOB_DURATION, |job| {
+                job.last_duration
+            }),
+        ];
+        for (name, help, time) in times {
+            let series =
+                jobs().filter_map(|(labels, job)| Some((labels, time(job)?.as_secs_f64())));
+            gauges.add(name, help, seconds, series)?;
+        }
+        let failures = jobs().map(|(labels, job)| (labels, job.failures.into()));
+        gauges.add("redlatch_job_failures", JOB_FAILURES, None, failures)?;
+        let skipped = jobs().map(|(labels, job)| (labels, job.skipped as f64));
+        gauges.add("redlatch_job_skipped", JOB_SKIPPED, None, skipped)?;
         gauges.add(
             "redlatch_exporter_omitted_names",
             "Number of objects without series of their own",
@@ -268,6 +293,15 @@ impl Collector for Latest {
 
 /// Returns one of the numbers.
 type Count = fn(&Counts) -> u32;
+
+/// Returns one of the times.
+type Time = fn(&JobMetrics) -> Option<Duration>;
+
+const JOB_SUCCESS: &str =
+    "Scheduled time of the latest run that succeeded, since the beginning of 1970";
+const JOB_DURATION: &str = "How long the latest run took that has ended";
+const JOB_FAILURES: &str = "Number of failed and lost runs among the latest 20";
+const JOB_SKIPPED: &str = "Number of firings that were skipped because another run lasted";
 
 const HOLDERS: &str =
     "Number of owners that hold it, or of acquired permits of an expirable semaphore";

@@ -2,4 +2,5 @@
 
 pub(crate) mod exporter;
 pub(crate) mod http;
+mod jobs;
 pub(crate) mod leader;

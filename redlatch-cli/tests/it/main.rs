@@ -2,6 +2,7 @@
 
 mod completions;
 mod config;
+mod cron;
 mod deployments;
 mod doctor;
 mod elect;

@@ -12,6 +12,9 @@ type Methods = BTreeMap<String, BTreeSet<String>>;
 const ONLY_ASYNC: &[(&str, &str)] = &[
     ("Acquire", "run_until_asked"),
     ("Client", "builder"),
+    // See `NOT_WRAPPED`.
+    ("Client", "job"),
+    ("Client", "jobs"),
     // For the command.
     ("Client", "server_reports"),
     ("Guard", "run"),
@@ -39,8 +42,17 @@ const ONLY_BLOCKING: &[(&str, &str)] = &[
 ];
 
 /// Types with async methods that the blocking API does not wrap: `Client::with` takes the builder,
-/// `Listing`, `Observer` and `Watch` are iterators there, and threads need no scope.
-const NOT_WRAPPED: &[&str] = &["ClientBuilder", "Listing", "Observer", "Owner", "Watch"];
+/// `Listing`, `Observer` and `Watch` are iterators there, and threads need no scope. `Scheduled` runs
+/// in a task, and a thread with a scheduler of its own uses `Slot::cron`.
+const NOT_WRAPPED: &[&str] = &[
+    "ClientBuilder",
+    "Job",
+    "Listing",
+    "Observer",
+    "Owner",
+    "Scheduled",
+    "Watch",
+];
 
 #[test]
 fn both_apis_have_the_same_methods() {

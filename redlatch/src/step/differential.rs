@@ -712,7 +712,9 @@ pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
     let (time, text) = value.split_at(end.unwrap_or(value.len()));
     match time.parse::<i64>() {
         Ok(time)
-            if ["hold:", "run:", "end:"].iter().any(|prefix| field.starts_with(prefix))
+            if ["hold:", "run:", "end:"]
+                .iter()
+                .any(|prefix| field.starts_with(prefix))
                 || field.ends_with(GROUP_END)
                 || matches!(field, "began" | "ended") =>
         {

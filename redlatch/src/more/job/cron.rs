@@ -104,7 +104,9 @@ impl Cron {
                 reason: format!("`{}` is unknown", name.escape_debug()),
             });
         };
-        zone.iana_name().unwrap_or(name).clone_into(&mut self.zone_name);
+        zone.iana_name()
+            .unwrap_or(name)
+            .clone_into(&mut self.zone_name);
         self.zone = zone;
         Ok(self)
     }
@@ -193,7 +195,10 @@ impl Slot {
             Ok(ahead) => ahead,
             Err(behind) => behind.duration(),
         };
-        let nearest = before.into_iter().chain(after).min_by_key(|time| distance(*time));
+        let nearest = before
+            .into_iter()
+            .chain(after)
+            .min_by_key(|time| distance(*time));
         Slot::from(utc(nearest.unwrap_or(now)))
     }
 }

@@ -47,7 +47,14 @@ fn moves() -> impl Strategy<Value = Move> {
         Just(Overlap::Allow)
     ];
     let (run, slot, owner) = (0..4u8, 1..4i64, 0..3u8);
-    let begin = (run.clone(), slot.clone(), owner.clone(), 1..3u32, overlap, 1..4u32);
+    let begin = (
+        run.clone(),
+        slot.clone(),
+        owner.clone(),
+        1..3u32,
+        overlap,
+        1..4u32,
+    );
     prop_oneof![
         9 => begin.prop_map(|(run, slot, owner, attempts, overlap, time_to_live)| Move::Begin {
             run, slot, owner, attempts, overlap, time_to_live,
@@ -108,7 +115,11 @@ fn lua_and_rules_agree() {
             failed,
         } => {
             let (run, of) = (format!("client:{run}"), attempt_key(slot, attempt));
-            let end = if failed { "failed\nexit code 1\nno" } else { "ok\ndone\n" };
+            let end = if failed {
+                "failed\nexit code 1\nno"
+            } else {
+                "ok\ndone\n"
+            };
             let _ = harness.step(&finish(&keys, &run, &of, end)).await;
         }
         Move::Read => {
@@ -143,7 +154,8 @@ impl Comparable for Begun {
 impl Comparable for Record {
     /// With ages instead of times.
     fn comparable(&self) -> String {
-        let aged = |(field, value): (&String, &String)| (field.clone(), aged(field, value, self.now));
+        let aged =
+            |(field, value): (&String, &String)| (field.clone(), aged(field, value, self.now));
         let mut live = self.live.clone();
         live.sort();
         let fields: Vec<_> = self.fields.iter().map(aged).collect();

@@ -184,9 +184,10 @@ impl Scheduled {
         self
     }
 
-    /// Sets how often a firing is repeated if the machine that ran it dies or loses the lock. Default
-    /// 0, because such a run may have done its work. Work that has ended is never repeated, also if
-    /// it has failed. If a later firing has begun meanwhile, the run is not repeated either.
+    /// Sets how often a firing is repeated if the machine that ran it dies, or cannot reach the store
+    /// for longer than the lease. Default 0, because such a run may have done its work. Work that
+    /// has ended is never repeated, also if it has failed. If a later firing has begun meanwhile,
+    /// the run is not repeated either.
     #[must_use]
     pub fn retry(mut self, retries: u32) -> Scheduled {
         self.retries = retries;
@@ -312,7 +313,9 @@ impl Scheduled {
         (self.clock)()
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks the name and the settings. For the command, not part of the public interface.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<()> {
         self.job.keys.object.check()?;
         for (setting, time) in [("jitter", Some(self.jitter)), ("timeout", self.timeout)] {
             if time.is_some_and(|time| time > MAX_LEASE) {
@@ -535,7 +538,12 @@ impl Scheduled {
             }
         };
         let kept = REMEMBERED_FOR + 2 * gap(&self.cron, firing.slot);
-        let runner = [&owner, &lock, &line(shortened(&host)), &line(shortened(&by))];
+        let runner = [
+            &owner,
+            &lock,
+            &line(shortened(&host)),
+            &line(shortened(&by)),
+        ];
         let step = Begin {
             keys,
             run: if held.is_some() { id } else { "" },

@@ -7,6 +7,7 @@ mod client_tracking;
 mod election;
 mod fairness;
 mod future_size;
+mod job;
 mod local_queues;
 mod locked;
 mod log;

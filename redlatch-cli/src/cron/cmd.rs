@@ -1,0 +1,186 @@
+//! One run of a job: `redlatch __job` (`run::of_parent`), which runs the command and ends with all of
+//! its processes when the pipe to it is closed. Prints the output of the command.
+
+use std::future::pending;
+use std::io::{self, PipeWriter};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redlatch::job::{MAX_OUTPUT, Outcome, Run};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::crontab::Line;
+use crate::args::InternalCommand;
+use crate::output::stderr::{detail, note};
+use crate::output::{self, stdout};
+use crate::process::wrapper::redlatch_command;
+use crate::{duration, text};
+
+/// The shell, unless the crontab sets one.
+const SHELL: &str = "/bin/sh";
+
+/// The longest line of output that is printed at once.
+const MAX_LINE: usize = 8192;
+
+/// How long the output is read after the command has ended. Processes that it leaves behind may keep
+/// it open.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+/// Runs the command to its end. If this future is dropped, the command ends, too.
+pub(crate) async fn run(
+    line: Arc<Line>,
+    run: Run,
+    kill_after: Duration,
+    blocked: Arc<[i32]>,
+    ends: watch::Receiver<bool>,
+) -> Outcome {
+    let [date, time] = text::utc(run.slot());
+    let (slot, attempt) = (format!("{date}T{time}Z"), run.attempt());
+    let (name, output) = (&line.name, Mutex::default());
+    detail!("{name}: begins {slot}, attempt {attempt}");
+    let ended = match start(&line, &slot, attempt, kill_after, &blocked) {
+        Ok(process) => process.until_ended(&line, &output, ends).await,
+        Err(error) => Err(error),
+    };
+    let ended = ended.unwrap_or_else(|error| Err(format!("could not be started: {error}")));
+    let outcome = match ended {
+        Ok(how) => Outcome::success(how),
+        Err(how) => {
+            note!("{name}: {slot}, attempt {attempt}: {how}");
+            Outcome::failure(how)
+        }
+    };
+    let output = output.into_inner().unwrap_or_else(PoisonError::into_inner);
+    outcome.output(&String::from_utf8_lossy(&output))
+}
+
+/// A process that runs the command.
+struct Process {
+    child: Child,
+    /// When it is closed, the process ends the command.
+    lifeline: PipeWriter,
+    output: pipe::Receiver,
+}
+
+fn start(
+    line: &Line,
+    slot: &str,
+    attempt: u32,
+    kill_after: Duration,
+    blocked: &[i32],
+) -> io::Result<Process> {
+    let (input, lifeline) = io::pipe()?;
+    let (output, out) = io::pipe()?;
+    let mut command = redlatch_command();
+    command.arg(InternalCommand::JOB);
+    if output::is_json() {
+        command.args(["--log-format", "json"]);
+    }
+    for number in blocked {
+        command.args(["--unblock", &number.to_string()]);
+    }
+    command.arg(format!("--name={}", line.name));
+    command.arg(format!("--kill-after={}ms", kill_after.as_millis()));
+    let shell = line.environment.get("SHELL").map_or(SHELL, |shell| shell);
+    command.args(["--", shell, "-c", &line.command]);
+    command.envs(&line.environment);
+    command.env("REDLATCH_SLOT", slot);
+    command.env("REDLATCH_ATTEMPT", attempt.to_string());
+    // Keys at the terminal are for this process, which lets its runs end.
+    let mut command = Command::from(command);
+    command.process_group(0);
+    command.stdin(input).stdout(out.try_clone()?).stderr(out);
+    let child = command.spawn()?;
+    Ok(Process {
+        child,
+        lifeline,
+        output: pipe::Receiver::from_owned_fd(OwnedFd::from(output))?,
+    })
+}
+
+impl Process {
+    /// Waits for the end of the command, and ends it at its timeout or when `ends` becomes true.
+    /// Returns how it has ended; the error is that of a failure.
+    async fn until_ended(
+        self,
+        line: &Line,
+        kept: &Mutex<Vec<u8>>,
+        mut ends: watch::Receiver<bool>,
+    ) -> io::Result<Result<String, String>> {
+        let Process {
+            mut child,
+            lifeline,
+            output,
+        } = self;
+        let mut lifeline = Some(lifeline);
+        let mut reading = pin!(print(output, &line.name, kept));
+        let mut is_read = false;
+        let limit = line.options.timeout;
+        let mut timed_out = pin!(async {
+            match limit {
+                Some(limit) => sleep(limit).await,
+                None => pending().await,
+            }
+        });
+        let mut reason = None;
+        let status = loop {
+            tokio::select! {
+                biased;
+                status = child.wait() => break status?,
+                () = &mut timed_out, if lifeline.is_some() => {
+                    let limit = limit.map(duration::short).unwrap_or_default();
+                    reason = Some(format!("timed out after {limit}"));
+                    lifeline = None;
+                }
+                _ = ends.wait_for(|ends| *ends), if lifeline.is_some() => {
+                    reason = Some("ended by a signal to redlatch cron".to_owned());
+                    lifeline = None;
+                }
+                () = &mut reading, if !is_read => is_read = true,
+            }
+        };
+        if !is_read {
+            let _ = timeout(LAST_OUTPUT, reading).await;
+        }
+        let code = status.code().map(|code| format!("exit code {code}"));
+        let how = reason.or(code).unwrap_or_else(|| status.to_string());
+        Ok(match status.success() {
+            true => Ok(how),
+            false => Err(how),
+        })
+    }
+}
+
+/// Prints the lines of the output with the name of the job, and keeps its end.
+async fn print(mut output: pipe::Receiver, name: &str, kept: &Mutex<Vec<u8>>) {
+    let (mut buffer, mut line) = (vec![0; MAX_LINE], Vec::new());
+    loop {
+        let read = output.read(&mut buffer).await.unwrap_or(0);
+        line.extend_from_slice(&buffer[..read]);
+        {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.extend_from_slice(&buffer[..read]);
+            let surplus = kept.len().saturating_sub(MAX_OUTPUT);
+            kept.drain(..surplus);
+        }
+        let complete = match line.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) => end + 1,
+            None if read == 0 || line.len() >= MAX_LINE => line.len(),
+            None => 0,
+        };
+        let text: Vec<u8> = line.drain(..complete).collect();
+        let text = String::from_utf8_lossy(&text);
+        let lines = text.lines().map(|line| format!("{name}: {line}"));
+        // A reader that has gone does not end the jobs.
+        let _ = stdout::lines(lines).await;
+        if read == 0 {
+            return;
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `redlatch cron`: runs the jobs of a crontab, each firing on one machine.
+//!
+//! 1. Reads the file ([`crontab`]). Each job is scheduled by the library (`redlatch::job`).
+//! 2. A firing that this machine gets is a process (`cmd`), while the library holds its lock.
+//! 3. SIGHUP reads the file again. Jobs whose lines have changed are replaced; what they run ends
+//!    by itself.
+
+mod cmd;
+mod crontab;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redlatch::Client;
+use rustix::process::Signal;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+
+use self::crontab::Line;
+use crate::args::cron::Cron;
+use crate::exit::{self, Failure};
+use crate::output::stderr::{detail, note, stderr};
+use crate::process::signals::{Caught, Signals};
+use crate::store::args::StoreArgs;
+use crate::store::{self, WaitLimits};
+use crate::text;
+use crate::threads::run_in_thread;
+
+pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
+    let mut signals = Signals::catch_ending()?;
+    let jobs = read(cron).await?;
+    let mut settings = Client::builder().label("redlatch cron");
+    if let Some(watchdog) = cron.watchdog {
+        settings = settings.watchdog_lease(watchdog);
+    }
+    // The library reports an invalid lease before any server is contacted.
+    settings
+        .clone()
+        .connect_embedded(&redlatch::Embedded::new())?;
+    if cron.check {
+        note!(
+            "{}: {}",
+            cron.file.display(),
+            text::counted(jobs.len(), "job")
+        );
+        return Ok(exit::OK);
+    }
+    let limits = WaitLimits::new(None, None);
+    let client = tokio::select! {
+        biased;
+        code = signals.next_end() => return Ok(code),
+        client = store::connect_within(store_args, settings, &limits) => client?,
+    };
+    let mut running = Running::new(client, cron, signals.blocked());
+    running.replace(jobs);
+    let ended = running.until_ended(cron, &mut signals).await;
+    store::flush(&running.client).await;
+    ended
+}
+
+/// Reads and checks the file. Reports all lines that are wrong.
+async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
+    let (file, shown) = (cron.file.clone(), cron.file.display());
+    let reading = run_in_thread("crontab", move || std::fs::read(file)).await;
+    let bytes = reading.and_then(|read| read);
+    let bytes = bytes.map_err(|error| Failure::system(&format!("cannot read {shown}"), &error))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8")))?;
+    crontab::parse(&text).map_err(|wrong| {
+        for (number, reason) in &wrong {
+            stderr!("{shown}:{number}: {reason}");
+        }
+        let lines = text::counted(wrong.len(), "line");
+        Failure::usage(format!("{shown}: {lines} wrong"))
+    })
+}
+
+/// The jobs that are scheduled.
+struct Running<'a> {
+    client: Client,
+    cron: &'a Cron,
+    /// What the commands have to unblock.
+    blocked: Arc<[i32]>,
+    jobs: HashMap<String, (Line, oneshot::Sender<()>)>,
+    schedulers: JoinSet<(String, redlatch::Result<()>)>,
+    /// Becomes true when the commands have to end.
+    ends: watch::Sender<bool>,
+}
+
+impl<'a> Running<'a> {
+    fn new(client: Client, cron: &'a Cron, blocked: Vec<i32>) -> Running<'a> {
+        Running {
+            client,
+            cron,
+            blocked: blocked.into(),
+            jobs: HashMap::new(),
+            schedulers: JoinSet::new(),
+            ends: watch::channel(false).0,
+        }
+    }
+
+    /// Schedules these jobs instead of those from before. What has not changed goes on.
+    fn replace(&mut self, lines: Vec<Line>) {
+        let mut former = std::mem::take(&mut self.jobs);
+        for line in lines {
+            let name = line.name.clone();
+            let same = former.remove(&name).filter(|(former, _)| *former == line);
+            let job = same.unwrap_or_else(|| {
+                let stop = self.start(line.clone());
+                (line, stop)
+            });
+            self.jobs.insert(name, job);
+        }
+        let count = text::counted(self.jobs.len(), "job");
+        note!("{}: {count} scheduled", self.cron.file.display());
+    }
+
+    fn start(&mut self, line: Line) -> oneshot::Sender<()> {
+        let (stop, stopped) = oneshot::channel();
+        let (name, job) = (line.name.clone(), line.scheduled(&self.client));
+        let line = Arc::new(line);
+        let (blocked, kill_after) = (self.blocked.clone(), self.cron.kill_after);
+        let ends = self.ends.subscribe();
+        self.schedulers.spawn(async move {
+            let work = |run| cmd::run(line.clone(), run, kill_after, blocked.clone(), ends.clone());
+            let stopped = async {
+                // Dropped: that ends the job, too.
+                let _ = stopped.await;
+            };
+            let ended = job.run_until(stopped, work).await;
+            (name, ended)
+        });
+        stop
+    }
+
+    /// Waits for signals, and for a job that the store refuses. Then for the end of all runs.
+    async fn until_ended(&mut self, cron: &Cron, signals: &mut Signals) -> Result<u8, Failure> {
+        loop {
+            tokio::select! {
+                biased;
+                caught = signals.next() => match caught {
+                    Caught::End(Signal::HUP) => match read(cron).await {
+                        Ok(jobs) => self.replace(jobs),
+                        Err(failure) => {
+                            stderr!("{}; the jobs stay as they were", failure.message);
+                        }
+                    },
+                    Caught::End(_) => break,
+                    Caught::Other(_) | Caught::Stop | Caught::Child => {}
+                },
+                Some(ended) = self.schedulers.join_next() => match ended {
+                    Ok((_, Ok(()))) => {}
+                    Ok((name, Err(error))) => {
+                        let failure = Failure::from(error);
+                        let message = format!("{name}: {}", failure.message);
+                        self.end(signals).await;
+                        return Err(Failure { message, ..failure });
+                    }
+                    Err(panic) => {
+                        self.end(signals).await;
+                        let (code, message) = (exit::SOFTWARE, panic.to_string());
+                        return Err(Failure { code, message });
+                    }
+                },
+            }
+        }
+        self.end(signals).await;
+        Ok(exit::OK)
+    }
+
+    /// Begins no further run, and waits for those that last. A signal ends them.
+    async fn end(&mut self, signals: &mut Signals) {
+        self.jobs.clear();
+        detail!("waiting for the runs that last");
+        loop {
+            tokio::select! {
+                biased;
+                caught = signals.next() => match caught {
+                    Caught::End(Signal::HUP) => {}
+                    Caught::End(_) => drop(self.ends.send_replace(true)),
+                    Caught::Other(_) | Caught::Stop | Caught::Child => {}
+                },
+                ended = self.schedulers.join_next() => if ended.is_none() {
+                    return;
+                },
+            }
+        }
+    }
+}

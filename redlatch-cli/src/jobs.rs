@@ -1,0 +1,182 @@
+//! `redlatch jobs`: the jobs that run by a schedule, and their latest runs.
+
+use std::time::{Duration, SystemTime};
+
+use redlatch::Client;
+use redlatch::job::{History, RunRecord, RunState};
+use serde::Serialize;
+
+use crate::args::cron::Jobs;
+use crate::exit::Failure;
+use crate::output::{escape, stdout};
+use crate::store::args::StoreArgs;
+use crate::{duration, store, text};
+
+/// A job in JSON.
+#[derive(Debug, Serialize)]
+struct Job<'a> {
+    name: &'a str,
+    schedule: Option<&'a str>,
+    tz: Option<&'a str>,
+    next: Option<String>,
+    last_slot: String,
+    skipped: u64,
+    runs: Vec<Run<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Run<'a> {
+    slot: String,
+    attempt: u32,
+    state: &'static str,
+    host: &'a str,
+    by: &'a str,
+    began: String,
+    took_ms: Option<u64>,
+    outcome: &'a str,
+    output: &'a str,
+}
+
+pub(crate) async fn jobs(store_args: &StoreArgs, args: &Jobs) -> Result<u8, Failure> {
+    if let Some(name) = &args.name {
+        store::check_name(name).await?;
+    }
+    let client = store::connect(store_args, Client::builder()).await?;
+    let histories = match &args.name {
+        Some(name) => Vec::from_iter(client.job(name).history().await?),
+        None => read_all(&client, "*").await?,
+    };
+    let now = SystemTime::now();
+    if args.json {
+        let jobs: Vec<_> = histories.iter().map(|job| to_json(job, now)).collect();
+        return stdout::json(&jobs).await;
+    }
+    match (&args.name, histories.first()) {
+        (Some(name), None) => stdout::lines([format!("{name}: no runs are known")]).await,
+        (Some(_), Some(history)) => stdout::lines(lines_of(history, now)).await,
+        (None, _) => stdout::lines(list(&histories, now)).await,
+    }
+}
+
+/// Returns all jobs that match a pattern, in the order of their names.
+pub(crate) async fn read_all(client: &Client, pattern: &str) -> redlatch::Result<Vec<History>> {
+    let mut all = Vec::new();
+    for name in client.jobs(pattern).await? {
+        match client.job(&name).history().await {
+            // It may have expired meanwhile.
+            Ok(history) => all.extend(history),
+            // The key holds something else.
+            Err(redlatch::Error::WrongKind { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+fn utc(time: SystemTime) -> String {
+    let [date, time] = text::utc(time);
+    format!("{date}T{time}Z")
+}
+
+fn to_json(history: &History, now: SystemTime) -> Job<'_> {
+    let millis = |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    let runs = history.runs.iter().map(|run| Run {
+        slot: utc(run.slot),
+        attempt: run.attempt,
+        state: run.state.as_str(),
+        host: &run.host,
+        by: &run.by,
+        began: utc(run.began),
+        took_ms: run.took.map(millis),
+        outcome: &run.outcome,
+        output: &run.output,
+    });
+    let schedule = history.schedule.as_ref();
+    Job {
+        name: &history.name,
+        schedule: schedule.map(|cron| cron.expression()),
+        tz: schedule.map(|cron| cron.tz()),
+        next: history.next_run(now).map(utc),
+        last_slot: utc(history.last_slot),
+        skipped: history.skipped,
+        runs: runs.collect(),
+    }
+}
+
+/// Returns how long a run has taken, or lasts.
+fn took(run: &RunRecord, now: SystemTime) -> String {
+    let lasts = || now.duration_since(run.began).unwrap_or(Duration::ZERO);
+    match run.state {
+        RunState::Running => duration::short(lasts()),
+        _ => run.took.map(duration::short).unwrap_or_default(),
+    }
+}
+
+fn list(histories: &[History], now: SystemTime) -> Vec<String> {
+    let row = |history: &History| {
+        let latest = history.runs.first();
+        let of = |text: fn(&RunRecord) -> String| latest.map(text).unwrap_or_default();
+        [
+            history.name.clone(),
+            of(|run| utc(run.slot)),
+            of(|run| run.state.as_str().to_owned()),
+            latest.map(|run| took(run, now)).unwrap_or_default(),
+            of(|run| run.host.clone()),
+            history.next_run(now).map(utc).unwrap_or_default(),
+            history.skipped.to_string(),
+            history
+                .schedule
+                .as_ref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+        ]
+    };
+    let head = [
+        "NAME", "LAST", "STATE", "TOOK", "HOST", "NEXT", "SKIPPED", "SCHEDULE",
+    ];
+    table(head, histories.iter().map(row))
+}
+
+fn lines_of(history: &History, now: SystemTime) -> Vec<String> {
+    let row = |run: &RunRecord| {
+        [
+            utc(run.slot),
+            run.attempt.to_string(),
+            run.state.as_str().to_owned(),
+            utc(run.began),
+            took(run, now),
+            run.by.clone(),
+            run.outcome.clone(),
+        ]
+    };
+    let head = ["SLOT", "ATTEMPT", "STATE", "BEGAN", "TOOK", "BY", "OUTCOME"];
+    let mut lines = table(head, history.runs.iter().map(row));
+    if let Some(next) = history.next_run(now) {
+        lines.push(format!("next run: {}", utc(next)));
+    }
+    let latest = history.runs.first();
+    if let Some(run) = latest.filter(|run| !run.output.trim().is_empty()) {
+        lines.push(format!("output of {}:", utc(run.slot)));
+        lines.extend(run.output.lines().map(|line| format!("  {line}")));
+    }
+    lines
+}
+
+/// Aligns columns.
+fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]>) -> Vec<String> {
+    let rows = std::iter::once(head.map(str::to_owned)).chain(rows);
+    // Also when they are printed, but then the columns would not be aligned.
+    let rows: Vec<[String; N]> = rows
+        .map(|row| row.map(|cell| escape::line(&cell)))
+        .collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let line = |row: &[String; N]| {
+        let cells = row
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}

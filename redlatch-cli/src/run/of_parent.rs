@@ -1,0 +1,65 @@
+//! The process in which `redlatch cron` runs the command of a job: `redlatch __job`.
+//!
+//! It runs CMD as `redlatch run` does, but its parent holds the lock. Standard input is a pipe from
+//! the parent. When that is closed, the lock counts as lost: CMD and its child processes are ended.
+//! So they also end if the parent is killed.
+
+use std::fs::File;
+use std::io;
+
+use redlatch::Client;
+use rustix::event::{PollFd, PollFlags, poll};
+use tokio::sync::watch;
+
+use super::held_lock::HeldLock;
+use super::supervise::{CmdEnd, run_cmd};
+use crate::args::RunJob;
+use crate::exit::{self, Failure};
+use crate::output::{self, Output};
+use crate::process::signals::{self, Signals};
+use crate::threads::{runtime, spawn_without_signals};
+
+pub(crate) fn run_job(args: &RunJob) -> Result<u8, Failure> {
+    output::set(Output {
+        log_format: args.log_format,
+        ..Output::default()
+    });
+    // The parent has blocked them for itself.
+    let unblocked = signals::unblock(&args.unblock);
+    unblocked.map_err(|error| Failure::system("cannot unblock signals", &error))?;
+    // On this thread, because CMD is killed when the thread that started it ends.
+    let runtime = runtime()?;
+    let code = runtime.block_on(run(args));
+    runtime.shutdown_background();
+    code
+}
+
+async fn run(args: &RunJob) -> Result<u8, Failure> {
+    let mut signals = Signals::catch_all()?;
+    let ended = watch_parent().map_err(|error| Failure::system("cannot watch a pipe", &error))?;
+    let client = Client::embedded();
+    let guard = client.lock(&args.name).lock().await?;
+    let held_lock = HeldLock::of_parent(guard, ended);
+    match run_cmd(&client, held_lock, None, &args.cmd, &mut signals).await? {
+        CmdEnd::Ended { code, .. } => Ok(code),
+        CmdEnd::Lost { .. } => Ok(exit::LOST),
+    }
+}
+
+/// Returns what becomes true when the parent closes the pipe. CMD gets no input.
+fn watch_parent() -> io::Result<watch::Receiver<bool>> {
+    let pipe = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    let (ended, receiver) = watch::channel(false);
+    spawn_without_signals("parent", move || {
+        loop {
+            // The parent writes nothing.
+            match poll(&mut [PollFd::new(&pipe, PollFlags::IN)], None) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(_) => break,
+            }
+        }
+        let _ = ended.send(true);
+    })?;
+    Ok(receiver)
+}

@@ -1,0 +1,289 @@
+//! Tests of `redlatch cron` and `redlatch jobs`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime};
+
+use redlatch_testkit::{Server, shared, unique};
+use rustix::process::Signal;
+
+use crate::support::*;
+
+/// Starts `redlatch cron` on a machine, whose number is in the variable MACHINE of its commands.
+fn start(server: &Server, file: &str, machine: usize) -> Running {
+    let args = ["cron", "--watchdog", "2s", "--kill-after", "1s", file];
+    let mut command = redlatch(server, &args);
+    command.env("MACHINE", machine.to_string());
+    let cron = Running::start(command);
+    cron.until_stderr("scheduled\n");
+    cron
+}
+
+/// Returns a schedule that fires in so many seconds, and again after half a minute, for a machine that was too slow.
+fn soon(seconds: u64) -> String {
+    let at = SystemTime::now() + Duration::from_secs(seconds);
+    let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    format!("{},{} * * * * *", at % 60, (at + 30) % 60)
+}
+
+/// Returns the lines of a file, each split into its words.
+fn words(path: &str) -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect();
+    text.lines().map(words).collect()
+}
+
+/// Returns what `redlatch jobs --json` says about a job.
+fn history(server: &Server, name: &str) -> serde_json::Value {
+    let finished = finish(redlatch(server, &["jobs", "--json", name])).expect(0);
+    serde_json::from_str(&finished.stdout).unwrap_or_default()
+}
+
+fn state(server: &Server, name: &str) -> String {
+    history(server, name)["runs"][0]["state"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+#[test]
+fn all_wrong_lines_are_reported_and_nothing_starts() {
+    let temp_dir = TempDir::new();
+    let file = temp_dir.path("crontab");
+    let text =
+        "# jobs\n* * * * * ok true\n61 * * * * a true\nTZ=Mars/Olympus\n@daily b [retry=x] true\n";
+    std::fs::write(&file, text).unwrap();
+    for args in [vec!["cron", &file], vec!["cron", "--check", &file]] {
+        // Also without a server.
+        let mut command = clean_command(&args);
+        command.env("REDLATCH_URL", "redis://127.0.0.1:1");
+        let finished = finish(command).expect(2);
+        let stderr = &finished.stderr;
+        for (line, reason) in [
+            (3, "out of bounds"),
+            (4, "`Mars/Olympus` is unknown"),
+            (5, "0 to 1000"),
+        ] {
+            let prefix = format!("redlatch: {file}:{line}: ");
+            let found = stderr.lines().find_map(|line| line.strip_prefix(&prefix));
+            assert!(
+                found.is_some_and(|found| found.contains(reason)),
+                "{stderr}"
+            );
+        }
+        assert!(stderr.ends_with("3 lines wrong\n"), "{stderr}");
+    }
+    std::fs::write(&file, "TZ=Asia/Tokyo\n@daily a true\n@daily b true\n").unwrap();
+    let finished = finish(clean_command(&["cron", "--check", &file])).expect(0);
+    assert!(
+        finished.stderr.ends_with(": 2 jobs\n"),
+        "{}",
+        finished.stderr
+    );
+    let missing = finish(clean_command(&["cron", "/nowhere"])).expect(71);
+    assert!(
+        missing.stderr.contains("cannot read /nowhere"),
+        "{}",
+        missing.stderr
+    );
+}
+
+/// Three machines, two jobs that fire each second. One machine is stopped for a while, and one ends in between.
+#[test]
+fn each_firing_runs_on_one_machine() {
+    let (temp_dir, names) = (TempDir::new(), [unique("a"), unique("b")]);
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let line = |name| {
+        format!(
+            "* * * * * * {name} [jitter=100ms] echo $REDLATCH_LOCK $REDLATCH_SLOT $MACHINE >> {ran}\n"
+        )
+    };
+    std::fs::write(&file, names.each_ref().map(line).concat()).unwrap();
+    let mut machines: Vec<_> = (0..3).map(|n| start(shared(), &file, n)).collect();
+    until("runs", || words(&ran).len() >= 6);
+    machines[1].signal(Signal::STOP);
+    let before = words(&ran).len();
+    until("runs beside a stopped machine", || {
+        words(&ran).len() >= before + 8
+    });
+    machines[1].signal(Signal::CONT);
+    let ended = machines.remove(0);
+    ended.signal(Signal::TERM);
+    ended.finish().expect(0);
+    let before = words(&ran).len();
+    until("runs without a machine", || words(&ran).len() >= before + 6);
+    for machine in machines {
+        machine.signal(Signal::INT);
+        machine.finish().expect(0);
+    }
+    let mut slots = BTreeMap::<_, Vec<String>>::new();
+    for line in words(&ran) {
+        slots
+            .entry(line[0].clone())
+            .or_default()
+            .push(line[1].clone());
+    }
+    assert_eq!(slots.len(), 2);
+    for (name, slots) in slots {
+        let distinct: BTreeSet<_> = slots.iter().collect();
+        assert_eq!(distinct.len(), slots.len(), "{name}: {slots:?}");
+    }
+}
+
+/// One machine is killed, another is stopped, while each has a run.
+#[test]
+fn run_of_a_dead_machine_is_repeated_elsewhere() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let (temp_dir, name) = (TempDir::new(), unique("dead"));
+        let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+        let script = format!(
+            "echo $REDLATCH_SLOT $REDLATCH_ATTEMPT $MACHINE $$ >> {ran}; \
+             [ $REDLATCH_ATTEMPT = 2 ] || sleep 600"
+        );
+        let text = format!("{} {name} [retry=1] {script}\n", soon(3));
+        std::fs::write(&file, text).unwrap();
+        let machines: Vec<_> = (0..3).map(|n| start(shared(), &file, n)).collect();
+        until("the first attempt", || words(&ran).len() == 1);
+        let first = words(&ran).remove(0);
+        let dead: usize = first[2].parse().unwrap();
+        machines[dead].signal(signal);
+        until("the second attempt", || words(&ran).len() == 2);
+        let second = words(&ran).remove(1);
+        assert_eq!((&second[0], &*second[1]), (&first[0], "2"));
+        assert_ne!(second[2], first[2]);
+        until("its end", || state(shared(), &name) == "ok");
+        let all = history(shared(), &name);
+        assert_eq!(all["runs"][1]["state"], "lost", "{all}");
+        // It notices the loss when it continues.
+        machines[dead].signal(Signal::CONT);
+        until("the end of the first attempt", || {
+            is_dead(first[3].parse().unwrap())
+        });
+        for (n, machine) in machines.into_iter().enumerate() {
+            machine.signal(Signal::TERM);
+            let code = machine.finish().code;
+            assert!(code == Some(0) || n == dead, "{code:?}");
+        }
+        assert_eq!(words(&ran).len(), 2);
+    }
+}
+
+#[test]
+fn signals_end_and_reload() {
+    let (temp_dir, names) = (TempDir::new(), [unique("old"), unique("new")]);
+    let file = temp_dir.path("crontab");
+    let text = format!("* * * * * * {} echo old; sleep 1; echo end\n", names[0]);
+    std::fs::write(&file, text).unwrap();
+    let cron = start(shared(), &file, 0);
+    cron.until_stdout(&format!("{}: old\n", names[0]));
+    std::fs::write(&file, "* * * wrong\n").unwrap();
+    cron.signal(Signal::HUP);
+    cron.until_stderr("1 line wrong; the jobs stay as they were\n");
+    let text = format!("* * * * * * {} echo new; sleep 2; echo end\n", names[1]);
+    std::fs::write(&file, text).unwrap();
+    cron.signal(Signal::HUP);
+    cron.until_stdout(&format!("{}: new\n", names[1]));
+    // The run lasts.
+    cron.signal(Signal::TERM);
+    let finished = cron.finish().expect(0);
+    for name in &names {
+        assert!(
+            finished.stdout.contains(&format!("{name}: end\n")),
+            "{}",
+            finished.stdout
+        );
+        assert_eq!(state(shared(), name), "ok");
+        assert!(!is_held(shared(), name));
+    }
+}
+
+/// A second signal ends what runs, with all processes.
+#[test]
+fn second_signal_ends_the_runs() {
+    let (temp_dir, name) = (TempDir::new(), unique("twice"));
+    let file = temp_dir.path("crontab");
+    let script = "trap '' TERM; sleep 600 & echo $!; wait";
+    std::fs::write(&file, format!("{} {name} {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    let stdout = cron.until_stdout("\n");
+    let (_, pid) = stdout.trim().rsplit_once(' ').unwrap();
+    cron.signal(Signal::TERM);
+    cron.signal(Signal::INT);
+    let finished = cron.finish().expect(0);
+    assert!(
+        finished.stderr.contains("ended by a signal"),
+        "{}",
+        finished.stderr
+    );
+    assert!(is_dead(pid.parse().unwrap()));
+    let all = history(shared(), &name);
+    assert_eq!(all["runs"][0]["state"], "failed", "{all}");
+}
+
+#[test]
+fn command_that_never_ends_is_ended_at_its_timeout() {
+    let (temp_dir, name) = (TempDir::new(), unique("timeout"));
+    let file = temp_dir.path("crontab");
+    let script = "sleep 600 & echo $!; echo out >&2; sleep 600";
+    std::fs::write(&file, format!("{} {name}[timeout=1s] {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    let stdout = cron.until_stdout("\n");
+    let (_, pid) = stdout.lines().next().unwrap().rsplit_once(' ').unwrap();
+    until("its end", || state(shared(), &name) == "failed");
+    assert!(is_dead(pid.parse().unwrap()));
+    let all = history(shared(), &name);
+    let run = &all["runs"][0];
+    assert_eq!(run["outcome"], "timed out after 1.0s", "{all}");
+    assert_eq!(run["output"], format!("{pid}\nout\n"), "{all}");
+    assert_eq!((&run["attempt"], &all["skipped"]), (&1.into(), &0.into()));
+    let took = run["took_ms"].as_u64().unwrap();
+    assert!(took >= 1000, "{took}");
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
+
+#[test]
+fn jobs_shows_the_runs() {
+    let server = Server::start();
+    let temp_dir = TempDir::new();
+    let file = temp_dir.path("crontab");
+    let when = soon(2);
+    let text =
+        format!("{when} good printf 'one\\ntwo'\n{when} bad [overlap=allow] echo no; exit 3\n");
+    std::fs::write(&file, text).unwrap();
+    let cron = start(&server, &file, 0);
+    until("both ends", || {
+        state(&server, "good") == "ok" && state(&server, "bad") == "failed"
+    });
+    let shown = |args: &[&str]| finish(redlatch(&server, args)).expect(0).stdout;
+    let list = shown(&["jobs"]);
+    let lines: Vec<Vec<_>> = list
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines[0][..4], ["NAME", "LAST", "STATE", "TOOK"], "{list}");
+    assert_eq!((lines[1][0], lines[1][2]), ("bad", "failed"), "{list}");
+    assert_eq!((lines[2][0], lines[2][2]), ("good", "ok"), "{list}");
+    let bad = shown(&["jobs", "bad"]);
+    assert!(
+        bad.contains("exit code 3\n") && bad.contains("next run: "),
+        "{bad}"
+    );
+    assert!(bad.ends_with(":\n  no\n"), "{bad}");
+    let good = history(&server, "good");
+    assert_eq!(
+        (&good["tz"], &good["schedule"]),
+        (&"UTC".into(), &when.into())
+    );
+    assert_eq!(good["runs"][0]["output"], "one\ntwo", "{good}");
+    assert_eq!(shown(&["jobs", "other"]), "other: no runs are known\n");
+    let (exporter, address) = crate::exporter::start(&server.url(), &[]);
+    until("metrics", || {
+        let metrics = request(&address, "GET /metrics");
+        metrics.contains("redlatch_job_failures{name=\"bad\"} 1")
+            && metrics.contains("redlatch_job_last_success_seconds{name=\"good\"}")
+            && metrics.contains("redlatch_job_last_duration_seconds{name=\"bad\"}")
+    });
+    drop(exporter);
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
