@@ -44,7 +44,7 @@ pub(crate) async fn jobs(store_args: &StoreArgs, args: &Jobs) -> Result<u8, Fail
     let client = store::connect(store_args, Client::builder()).await?;
     let histories = match &args.name {
         Some(name) => Vec::from_iter(client.job(name).history().await?),
-        None => read_all(&client, "*").await?,
+        None => read_all(&client, "*", args.json).await?,
     };
     let now = SystemTime::now();
     if args.json {
@@ -58,11 +58,21 @@ pub(crate) async fn jobs(store_args: &StoreArgs, args: &Jobs) -> Result<u8, Fail
     }
 }
 
-/// Returns all jobs that match a pattern, in the order of their names.
-pub(crate) async fn read_all(client: &Client, pattern: &str) -> redlatch::Result<Vec<History>> {
+/// Returns all jobs that match a pattern, in the order of their names, with the outputs of their runs
+/// or without them.
+pub(crate) async fn read_all(
+    client: &Client,
+    pattern: &str,
+    outputs: bool,
+) -> redlatch::Result<Vec<History>> {
     let mut all = Vec::new();
     for name in client.jobs(pattern).await? {
-        match client.job(&name).history().await {
+        let job = client.job(&name);
+        let history = match outputs {
+            true => job.history().await,
+            false => job.history_without_outputs().await,
+        };
+        match history {
             // It may have expired meanwhile.
             Ok(history) => all.extend(history),
             // The key holds something else.

@@ -22,7 +22,7 @@ pub(super) struct JobMetrics {
 
 /// Reads the jobs that match a pattern. A client that may not read them exports none.
 pub(super) async fn read(client: &Client, pattern: &str) -> redlatch::Result<Vec<JobMetrics>> {
-    match read_all(client, pattern).await {
+    match read_all(client, pattern, false).await {
         Ok(histories) => Ok(histories.iter().map(metrics).collect()),
         Err(redlatch::Error::NotPermitted { .. }) => Ok(Vec::new()),
         Err(error) => Err(error),

@@ -97,12 +97,8 @@ change('last', string.format('%d', math.max(last or slot, slot)))
 change('latest', field(attempt))
 change('schedule', ARGV[9])
 change('run:' .. field(attempt), string.format('%d', now) .. '\n' .. run .. '\n' .. ARGV[8])
--- Deletes nothing: if HDEL is refused, nothing has changed.
-redis.call('HDEL', KEYS[1], '')
-redis.call('HSET', KEYS[1], unpack(changes))
-expire(KEYS[1], ARGV[7])
-
-local runs = {}
+-- The oldest runs that are not kept. Found before anything changes.
+local runs = { { slot, attempt, field(attempt) } }
 for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
     local of, number = string.match(name, '^run:(%d+):(%d+)$')
     if of then
@@ -112,7 +108,11 @@ end
 table.sort(runs, function(a, b)
     return a[1] < b[1] or a[1] == b[1] and a[2] < b[2]
 end)
+-- Deletes nothing: if HDEL is refused, nothing has changed.
+redis.call('HDEL', KEYS[1], '')
+redis.call('HSET', KEYS[1], unpack(changes))
 for i = 1, #runs - tonumber(ARGV[6]) do
     redis.call('HDEL', KEYS[1], 'run:' .. runs[i][3], 'end:' .. runs[i][3])
 end
+expire(KEYS[1], ARGV[7])
 return { 1, attempt, 0 }

@@ -24,7 +24,9 @@ enum Move {
         attempt: u32,
         failed: bool,
     },
-    Read,
+    Read {
+        outputs: bool,
+    },
     /// The lock of an exclusive run.
     Acquire {
         owner: u8,
@@ -61,7 +63,7 @@ fn moves() -> impl Strategy<Value = Move> {
         }),
         4 => (run, slot, 1..3u32, any::<bool>())
             .prop_map(|(run, slot, attempt, failed)| Move::Finish { run, slot, attempt, failed }),
-        3 => Just(Move::Read),
+        3 => any::<bool>().prop_map(|outputs| Move::Read { outputs }),
         3 => (owner, 1..4u32).prop_map(|(owner, lease)| Move::Acquire { owner, lease }),
         2 => Just(Move::Release),
         1 => Just(Move::SetReader),
@@ -122,8 +124,8 @@ fn lua_and_rules_agree() {
             };
             let _ = harness.step(&finish(&keys, &run, &of, end)).await;
         }
-        Move::Read => {
-            let _ = harness.step(&read(&keys)).await;
+        Move::Read { outputs } => {
+            let _ = harness.step(&read(&keys, outputs)).await;
         }
         Move::Acquire { owner, lease: n } => {
             let kind = Reentrant::new("", "name");

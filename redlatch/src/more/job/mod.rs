@@ -71,9 +71,22 @@ impl Job {
     ///
     /// As [`Lock::is_locked`](crate::Lock::is_locked).
     pub async fn history(&self) -> Result<Option<History>> {
+        self.read(true).await
+    }
+
+    /// Returns the same without outputs, which are most of it. For the command, not part of the
+    /// public interface.
+    #[doc(hidden)]
+    pub async fn history_without_outputs(&self) -> Result<Option<History>> {
+        self.read(false).await
+    }
+
+    async fn read(&self, outputs: bool) -> Result<Option<History>> {
         self.keys.object.check()?;
         let store = &self.session.store;
-        let record = store.run_idempotent(&rules::read(&self.keys)).await?;
+        let record = store
+            .run_idempotent(&rules::read(&self.keys, outputs))
+            .await?;
         Ok(History::new(self.name(), &record, store))
     }
 }

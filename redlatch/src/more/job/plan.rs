@@ -78,6 +78,10 @@ impl Plan {
 
     /// Returns what is to be done at `now`. `random`: from 0 to 1.
     pub(super) fn due(&mut self, now: SystemTime, random: f64) -> Due {
+        if late(now, self.handled) {
+            // The clock was far ahead. The store knows which slots have run.
+            self.handled = now;
+        }
         let Some(mut slot) = self.cron.next_after(self.handled) else {
             return Due::Sleep(LONGEST_SLEEP);
         };
@@ -126,9 +130,17 @@ pub(super) struct Firing {
     /// How often the slot may be repeated after its machine has died.
     pub(super) retries: u32,
     pub(super) catch_up: CatchUp,
-    /// Whether a later firing of this machine takes its place. Not while a run of the slot lasts
-    /// elsewhere, and not while the slot is too early.
-    pub(super) gives_way: bool,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Whether it runs here is undecided.
+    Undecided,
+    /// The same, and the store could not be reached.
+    Failing,
+    /// A run of the slot lasts elsewhere, or the slot is too early.
+    Watching,
 }
 
 /// What to do next.
@@ -153,30 +165,53 @@ pub(super) enum Ending {
     Elsewhere,
     /// Another run lasts.
     Skipped,
-    /// The store could not be reached in time.
+    /// The store could not be reached in time, or another user held the lock.
     Missed,
 }
 
 impl Firing {
-    pub(super) fn begin(&mut self) -> Next {
-        self.gives_way = self.overlap != Overlap::Allow;
-        Next::Lock(Duration::ZERO)
+    pub(super) fn new(
+        slot: SystemTime,
+        overlap: Overlap,
+        retries: u32,
+        catch_up: CatchUp,
+    ) -> Firing {
+        Firing {
+            slot,
+            overlap,
+            retries,
+            catch_up,
+            state: State::Undecided,
+        }
+    }
+
+    /// Returns whether a later firing of this machine takes its place.
+    pub(super) fn gives_way(&self) -> bool {
+        match self.state {
+            State::Undecided => self.overlap != Overlap::Allow,
+            State::Failing => true,
+            State::Watching => false,
+        }
     }
 
     /// The store has replied. `asked`: without the lock.
-    pub(super) fn replied(&mut self, reply: Begun, asked: bool) -> Next {
+    pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
+        self.state = State::Undecided;
         match reply {
             Begun::Begun(attempt) => Next::Run(attempt),
             // The lock is free now, is held by a machine that has not begun yet, or by another user.
+            Begun::Vacant if self.overlap != Overlap::Wait && self.is_missed(now) => {
+                Next::End(Ending::Missed)
+            }
             Begun::Vacant => Next::Lock(ASK_PAUSE),
             Begun::Done => Next::End(Ending::Elsewhere),
             Begun::Lasts { attempt, left } if attempt <= self.retries => {
-                self.gives_way = false;
+                self.state = State::Watching;
                 Next::Pause(left.max(Duration::from_millis(10)))
             }
             Begun::Lasts { .. } => Next::End(Ending::Elsewhere),
             Begun::Early(time) => {
-                self.gives_way = false;
+                self.state = State::Watching;
                 Next::Pause(time)
             }
             Begun::Skipped => Next::End(Ending::Skipped),
@@ -188,9 +223,16 @@ impl Firing {
 
     /// The store could not be reached.
     pub(super) fn failed(&mut self, now: SystemTime) -> Next {
-        match self.catch_up == CatchUp::None && self.gives_way && late(self.slot, now) {
-            true => Next::End(Ending::Missed),
-            false => Next::Pause(ASK_PAUSE),
+        if self.state != State::Watching {
+            if self.is_missed(now) {
+                return Next::End(Ending::Missed);
+            }
+            self.state = State::Failing;
         }
+        Next::Pause(ASK_PAUSE)
+    }
+
+    fn is_missed(&self, now: SystemTime) -> bool {
+        self.catch_up == CatchUp::None && late(self.slot, now)
     }
 }

@@ -1,12 +1,16 @@
 -- Reads the record of a job.
 --
 -- KEYS[1]  the record
+-- ARGV[1]  1: with the outputs of the runs, 0: without them
 -- Returns  { now in ms, the fields and their values, the fields of runs without an end whose lock is held }
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local all, ended, live = redis.call('HGETALL', KEYS[1]), {}, {}
 for i = 1, #all, 2 do
     ended[all[i]] = true
+    if ARGV[1] == '0' and string.match(all[i], '^end:') then
+        all[i + 1] = string.match(all[i + 1], '^[^\n]*\n[^\n]*\n[^\n]*\n') or all[i + 1]
+    end
 end
 for i = 1, #all, 2 do
     local of = string.match(all[i], '^run:(.*)$')

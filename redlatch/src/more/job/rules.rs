@@ -307,12 +307,12 @@ pub(super) struct Record {
     pub(super) live: Vec<String>,
 }
 
-/// Reads the record.
-pub(super) fn read(keys: &JobKeys) -> Step<'_, Record> {
+/// Reads the record, with the outputs of its runs or without them.
+pub(super) fn read(keys: &JobKeys, outputs: bool) -> Step<'_, Record> {
     Step::new(
         script!(undeclared "read.lua"),
         [&*keys.record],
-        args![],
+        args![outputs],
         |reply| {
             let [now, fields, live] = reply.array()?;
             let mut texts = fields.list()?.into_iter().map(ScriptReply::text);
@@ -327,10 +327,10 @@ pub(super) fn read(keys: &JobKeys) -> Step<'_, Record> {
                 live: live.collect::<Result<_>>()?,
             })
         },
-        |keyspace| {
+        move |keyspace| {
             let now = keyspace.now_ms();
             let found = keyspace.find::<Fields>(&keys.record)?;
-            let fields = found.map(|found| found.value.clone()).unwrap_or_default();
+            let mut fields = found.map(|found| found.value.clone()).unwrap_or_default();
             let mut live = Vec::new();
             for (field, text) in &fields {
                 if let Some(of) = field.strip_prefix("run:")
@@ -338,6 +338,15 @@ pub(super) fn read(keys: &JobKeys) -> Step<'_, Record> {
                     && left(keyspace, text)?.is_some()
                 {
                     live.push(field.clone());
+                }
+            }
+            if !outputs {
+                for (_, end) in fields
+                    .iter_mut()
+                    .filter(|(field, _)| field.starts_with("end:"))
+                {
+                    let head: usize = end.split_inclusive('\n').take(3).map(str::len).sum();
+                    end.truncate(head);
                 }
             }
             Ok(Record { now, fields, live })

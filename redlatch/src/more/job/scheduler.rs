@@ -33,6 +33,10 @@ const KEPT: u32 = 20;
 /// How long the record of a job remains after its latest run, in addition to two of its periods.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
+/// What fired just before a process started counts as due: with a new schedule it may take the place
+/// of a scheduler that has not done it.
+const START_GRACE: Duration = Duration::from_secs(1);
+
 /// A job and the times at which it fires: [`Job::schedule`].
 ///
 /// [`run`](Scheduled::run) it on several machines, with the same settings. For each firing:
@@ -263,7 +267,8 @@ impl Scheduled {
         W: Future<Output: Into<Outcome>>,
     {
         self.check()?;
-        let mut plan = Plan::new(self.cron.clone(), self.catch_up, self.jitter, self.now());
+        let begun = self.now() - START_GRACE;
+        let mut plan = Plan::new(self.cron.clone(), self.catch_up, self.jitter, begun);
         let (progressed, _) = watch::channel(Progressed {
             latest: SystemTime::UNIX_EPOCH,
             stops: false,
@@ -330,7 +335,7 @@ impl Scheduled {
     async fn last_slot(&self) -> Result<Option<SystemTime>> {
         let store = &self.job.session.store;
         loop {
-            match store.run_idempotent(&read(&self.job.keys)).await {
+            match store.run_idempotent(&read(&self.job.keys, false)).await {
                 Ok(record) => {
                     let history = History::new(self.job.name(), &record, store);
                     return Ok(history.map(|history| history.last_slot));
@@ -353,13 +358,7 @@ impl Scheduled {
         F: Fn(Run) -> W,
         W: Future<Output: Into<Outcome>>,
     {
-        let firing = Firing {
-            slot,
-            overlap: self.overlap,
-            retries: self.retries,
-            catch_up: self.catch_up,
-            gives_way: true,
-        };
+        let firing = Firing::new(slot, self.overlap, self.retries, self.catch_up);
         let (held, id, attempt) = match self.decide(firing, after, ahead, progressed).await {
             Ok(begun) => begun,
             Err(Ending::Missed) => return self.log_missed(slot),
@@ -426,9 +425,9 @@ impl Scheduled {
             _ = progressed.wait_for(|now| now.stops) => return Err(Ending::Elsewhere),
             () = sleep(after) => {}
         }
-        let mut next = firing.begin();
+        let mut next = Next::Lock(Duration::ZERO);
         loop {
-            let (slot, gives_way) = (firing.slot, firing.gives_way);
+            let (slot, gives_way) = (firing.slot, firing.gives_way());
             let over = progressed.wait_for(|now| now.stops || (gives_way && now.latest > slot));
             next = match next {
                 Next::Lock(wait) => {
@@ -444,13 +443,13 @@ impl Scheduled {
                             Next::Begin
                         }
                         Ok(None) => Next::Ask,
-                        Err(error) => self.failed(&firing, error)?,
+                        Err(error) => self.failed(&mut firing, error)?,
                     }
                 }
                 Next::Begin | Next::Ask => {
                     match self.begin(&firing, held.as_ref(), &id, ahead).await {
-                        Ok(reply) => firing.replied(reply, held.is_none()),
-                        Err(error) => match self.failed(&firing, error)? {
+                        Ok(reply) => firing.replied(reply, held.is_none(), self.now()),
+                        Err(error) => match self.failed(&mut firing, error)? {
                             // The same run may have begun: repeated with its id.
                             Next::Pause(pause) if held.as_ref().is_some_and(Held::is_valid) => {
                                 sleep(pause).await;
@@ -486,9 +485,9 @@ impl Scheduled {
         }
     }
 
-    fn failed(&self, firing: &Firing, error: Error) -> Result<Next, Ending> {
+    fn failed(&self, firing: &mut Firing, error: Error) -> Result<Next, Ending> {
         if error.is_transient() {
-            return Ok(firing.clone().failed(self.now()));
+            return Ok(firing.failed(self.now()));
         }
         let (job, slot) = (self.job.keys.object.full_name(), utc(firing.slot));
         tracing::warn!(job, slot, %error, "a firing failed");

@@ -199,6 +199,9 @@ fn plan_fires_each_slot_once_in_order() {
         // The machine slept: only the latest.
         ("2027-01-01T08:00:07", fire("2027-01-01T08:00:00")),
         ("2027-01-01T08:00:07", Due::Sleep(23 * SECOND)),
+        // The clock was set back by hours: it goes on.
+        ("2027-01-01T04:00:07", Due::Sleep(23 * SECOND)),
+        ("2027-01-01T04:00:30", fire("2027-01-01T04:00:30")),
     ] {
         assert_eq!(plan.due(at(now), 0.5), due, "{now}");
     }
@@ -285,45 +288,64 @@ fn firing_does_what_the_store_replies() {
     ];
     for (reply, asked, retries, next, gives_way) in cases {
         let mut firing = firing(retries, CatchUp::None);
-        assert_eq!(firing.begin(), Lock(Duration::ZERO));
+        let slot = firing.slot;
         assert_eq!(
-            firing.replied(reply, asked),
+            firing.replied(reply, asked, slot),
             next,
             "{reply:?} {asked} {retries}"
         );
-        assert_eq!(firing.gives_way, gives_way, "{reply:?} {asked} {retries}");
+        assert_eq!(firing.gives_way(), gives_way, "{reply:?} {asked} {retries}");
     }
 }
 
 fn firing(retries: u32, catch_up: CatchUp) -> Firing {
-    Firing {
-        slot: at("2027-01-01T00:00"),
-        overlap: Overlap::Skip,
-        retries,
-        catch_up,
-        gives_way: true,
-    }
+    let slot = at("2027-01-01T00:00");
+    Firing::new(slot, Overlap::Skip, retries, catch_up)
 }
 
 #[test]
 fn firing_waits_through_a_short_outage() {
-    for (catch_up, after, next) in [
-        (CatchUp::None, 59, Next::Pause(SECOND)),
-        (CatchUp::None, 61, Next::End(Ending::Missed)),
-        (CatchUp::Last, 3600, Next::Pause(SECOND)),
-    ] {
-        let mut firing = firing(1, catch_up);
-        let now = firing.slot + after * SECOND;
-        assert_eq!(firing.failed(now), next, "{catch_up:?} {after}");
-        // While it watches the run of another machine, it is not late.
-        firing.replied(
-            Begun::Lasts {
+    for overlap in [Overlap::Skip, Overlap::Wait, Overlap::Allow] {
+        for (catch_up, after, next) in [
+            (CatchUp::None, 59, Next::Pause(SECOND)),
+            (CatchUp::None, 61, Next::End(Ending::Missed)),
+            (CatchUp::Last, 3600, Next::Pause(SECOND)),
+        ] {
+            let mut firing = firing(1, catch_up);
+            firing.overlap = overlap;
+            let now = firing.slot + after * SECOND;
+            assert_eq!(firing.gives_way(), overlap != Overlap::Allow);
+            assert_eq!(firing.failed(now), next, "{overlap:?} {catch_up:?} {after}");
+            // Otherwise each firing of a long outage would be kept.
+            assert!(firing.gives_way() || next == Next::End(Ending::Missed));
+            // While it watches the run of another machine, it is not late.
+            let lasts = Begun::Lasts {
                 attempt: 1,
                 left: SECOND,
-            },
-            true,
-        );
-        assert_eq!(firing.failed(now), Next::Pause(SECOND));
+            };
+            firing.replied(lasts, true, now);
+            assert_eq!(firing.failed(now), Next::Pause(SECOND));
+            assert!(!firing.gives_way());
+        }
+    }
+}
+
+/// Not even a run of this job.
+#[test]
+fn firing_is_missed_if_another_user_holds_the_lock() {
+    for (overlap, catch_up, next) in [
+        (Overlap::Skip, CatchUp::None, Next::End(Ending::Missed)),
+        (Overlap::Allow, CatchUp::None, Next::End(Ending::Missed)),
+        (Overlap::Skip, CatchUp::Last, Next::Lock(SECOND)),
+        (Overlap::Wait, CatchUp::None, Next::Lock(SECOND)),
+    ] {
+        let mut firing = firing(0, catch_up);
+        firing.overlap = overlap;
+        let slot = firing.slot;
+        let in_time = firing.replied(Begun::Vacant, true, slot + TOLERANCE);
+        assert_eq!(in_time, Next::Lock(SECOND));
+        let late = firing.replied(Begun::Vacant, true, slot + TOLERANCE + SECOND);
+        assert_eq!(late, next, "{overlap:?} {catch_up:?}");
     }
 }
 
@@ -677,4 +699,38 @@ async fn jobs_are_listed_by_their_names() {
     }
     let none = Client::embedded().job("a").history().await.unwrap();
     assert_eq!(none, None);
+}
+
+/// In the same minute, on three machines.
+#[tokio::test(start_paused = true)]
+async fn a_thousand_jobs_fire_at_one_minute() {
+    let (store, at, began) = (Embedded::new(), at("2027-01-01T01:59:50"), Instant::now());
+    let runs = Arc::new(Mutex::new(BTreeMap::new()));
+    let mut machines = Vec::new();
+    for _ in 0..3 {
+        let client = Client::builder().connect_embedded(&store).unwrap();
+        for job in 0..1000 {
+            let (name, runs) = (format!("job:{job}"), runs.clone());
+            let job = client.job(&name).schedule(cron("0 2 * * *", "UTC"));
+            let job = job.jitter(SECOND).clock(move || at + began.elapsed());
+            machines.push(tokio::spawn(async move {
+                let work = async |run: Run| {
+                    *runs
+                        .lock()
+                        .unwrap()
+                        .entry(run.name().to_owned())
+                        .or_insert(0) += 1;
+                };
+                job.run_until(sleep(MINUTE), work).await.unwrap();
+            }));
+        }
+    }
+    for machine in machines {
+        machine.await.unwrap();
+    }
+    let runs = Arc::into_inner(runs).unwrap().into_inner().unwrap();
+    assert_eq!(runs.len(), 1000);
+    assert!(runs.values().all(|runs| *runs == 1));
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    assert_eq!(client.jobs("job:*").await.unwrap().len(), 1000);
 }
