@@ -11,6 +11,9 @@ pub mod targets;
 #[path = "../../redlatch-cli/src/args/mod.rs"]
 #[allow(dead_code)]
 mod args;
+#[path = "../../redlatch-cli/src/cron/crontab.rs"]
+#[allow(dead_code)]
+mod crontab;
 #[path = "../../redlatch-cli/src/duration.rs"]
 #[allow(dead_code)]
 mod duration;
@@ -37,9 +40,10 @@ mod threads;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("command-line", targets::command_line::run),
     ("config", targets::config::run),
+    ("crontab", targets::crontab::run),
     ("permit-id", targets::permit_id::run),
     ("registry", targets::registry::run),
     ("replies", targets::replies::run),

@@ -2,6 +2,7 @@
 
 pub mod command_line;
 pub mod config;
+pub mod crontab;
 pub mod permit_id;
 pub mod registry;
 pub mod replies;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redlatch::job::Cron;
 use redlatch::{Acquirable, Acquire, Client, HasLease, PermitId, Result, Slot};
 
 use super::server::{Replies, in_process};
@@ -69,6 +70,12 @@ pub fn run(data: &[u8]) {
                         Ok(())
                     }
                 }
+            }
+            "job" => {
+                let _ = format!("{:?}", client.job("x").history().await?);
+                let job = client.job("x").schedule(Cron::parse("* * * * * *")?);
+                let work = async |run: redlatch::job::Run| drop(format!("{run:?}"));
+                job.run_until(tokio::time::sleep(WAIT), work).await
             }
             "inspect" => {
                 let lock = client.lock("x");

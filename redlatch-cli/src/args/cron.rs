@@ -26,7 +26,7 @@ use crate::output::LogFormat;
 /// The schedule has five fields (minute, hour, day of the month, month, day of the week), or six
 /// with seconds before them, or is @hourly, @daily, @weekly, @monthly or @yearly. Times are UTC
 /// unless a line above sets CRON_TZ or TZ; both may also stand before the schedule in its line.
-/// Other lines NAME=VALUE set variables for the commands below them. `\\%` is a `%`.
+/// Other lines NAME=VALUE set variables for the commands below them. `\%` is a `%`.
 ///
 /// Options: overlap=skip|wait|allow says what happens when a job fires while it runs (skip);
 /// timeout=DUR ends a command that takes longer; retry=N (0) repeats a run whose machine died;

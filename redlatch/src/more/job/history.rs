@@ -95,7 +95,8 @@ impl History {
             // Its times do not count from 1970.
             Store::Embedded(_) => {
                 let age = u64::try_from(now.saturating_sub(millis)).unwrap_or(0);
-                SystemTime::now() - Duration::from_millis(age)
+                let began = SystemTime::now().checked_sub(Duration::from_millis(age));
+                began.unwrap_or(SystemTime::UNIX_EPOCH)
             }
         };
         let run = |(field, text): (&String, &String)| {

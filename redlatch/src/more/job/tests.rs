@@ -11,6 +11,7 @@ use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
 use super::rules::{Begun, Overlap};
 use super::{Cron, History, Outcome, Run, RunState, Scheduled};
+use crate::step::differential::check_random;
 use crate::{Client, Embedded, Slot};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -157,6 +158,32 @@ fn bad_expressions_and_zones_are_refused_with_the_reason() {
         let error = Cron::parse("@daily").unwrap().in_tz(zone).unwrap_err();
         assert!(error.to_string().contains("unknown"), "{zone}: {error}");
     }
+}
+
+/// No text makes the parser or the search panic, and both directions agree.
+#[test]
+fn any_expression_is_refused_or_fires() {
+    let field = "[0-9*?LW#+]{1,3}|[*]/[0-9]{1,2}|[0-9]{1,2}(-[0-9]{1,2})?(/[0-9])?|[A-Za-z]{3}(#[L1-6])?|.{0,4}";
+    let text = proptest::collection::vec(field, 4..8);
+    let zones = [
+        "UTC",
+        "Europe/Berlin",
+        "Australia/Lord_Howe",
+        "America/St_Johns",
+    ];
+    let zone = proptest::sample::select(zones.to_vec());
+    let after = 0..4_000_000_000u64;
+    check_random(2000, (text, zone, after), |(fields, zone, after)| {
+        let after = SystemTime::UNIX_EPOCH + Duration::from_secs(after);
+        let Ok(cron) = Cron::parse(&fields.join(" ")) else {
+            return;
+        };
+        let cron = cron.in_tz(zone).unwrap();
+        if let Some(next) = cron.next_after(after) {
+            assert!(next > after, "{cron} {after:?} {next:?}");
+            assert_eq!(cron.latest_until(next), Some(next), "{cron} {after:?}");
+        }
+    });
 }
 
 #[test]

@@ -92,6 +92,22 @@ async fn run_once(client: Client) -> Result<()> {
 }
 
 #[expect(dead_code)]
+async fn job(client: Client, shutdown: impl Future<Output = ()>) -> Result<()> {
+    async fn send_report(_: std::time::SystemTime) -> std::io::Result<()> {
+        Ok(())
+    }
+    use redlatch::job::Cron;
+
+    let nightly = Cron::parse("0 2 * * *")?.in_tz("Europe/Berlin")?;
+    let job = client.job("nightly-report").schedule(nightly).retry(1);
+    job.run_until(shutdown, async |run| {
+        send_report(run.slot()).await // Result<(), E>, (), or job::Outcome
+    })
+    .await?;
+    Ok(())
+}
+
+#[expect(dead_code)]
 async fn security() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let client = redlatch::Client::builder()
         .tls_ca_file("/etc/redis/ca.pem") // instead of the system's CAs

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use redlatch::job::{Cron, Overlap, Run, RunState};
+use tokio::sync::watch;
 
 use crate::common::prelude::*;
 
@@ -19,18 +20,24 @@ fn each(seconds: u64) -> Cron {
 /// The clocks of the clients differ by a third of a second.
 async fn each_firing_runs_on_one_client(store: TestStore) {
     let (name, runs) = (unique("job"), Arc::new(Mutex::new(Vec::new())));
+    let (ended, end) = watch::channel(false);
     let mut fleet = Vec::new();
     for machine in 0..3 {
         let (client, name, runs) = (store.client().await, name.clone(), runs.clone());
+        let mut end = end.clone();
         fleet.push(tokio::spawn(async move {
             let ahead = Duration::from_millis(150 * machine);
             let job = client.job(&name).schedule(each(1));
             let job = job.clock(move || SystemTime::now() + ahead);
-            let done = until("four runs", async || runs.lock().unwrap().len() >= 4);
+            let done = async {
+                let _ = end.wait_for(|ended| *ended).await;
+            };
             let work = async |run: Run| runs.lock().unwrap().push(run.slot());
             job.run_until(done, work).await.unwrap();
         }));
     }
+    until("four runs", async || runs.lock().unwrap().len() >= 4).await;
+    ended.send_replace(true);
     done_all("the end of the fleet", fleet).await;
     let runs = Arc::into_inner(runs).unwrap().into_inner().unwrap();
     let mut counts = BTreeMap::new();
@@ -58,7 +65,7 @@ async fn overlapping_runs_read_one_lock(store: TestStore) {
     let job = client.job(&name).schedule(each(1)).overlap(Overlap::Allow);
     let running = Mutex::new(0);
     let two = until("two runs at a time", async || *running.lock().unwrap() >= 2);
-    let (ended, end) = tokio::sync::watch::channel(false);
+    let (ended, end) = watch::channel(false);
     let stop = async {
         two.await;
         let holders = client
