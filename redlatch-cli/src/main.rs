@@ -5,9 +5,10 @@
 //! 1. The commands: `run/` has those that hold a lock, `cron/` the crontab, `serve/` what answers HTTP requests, `top/` the
 //!    view; each other command is a file.
 //! 2. `args/`: the command line and the configuration files.
-//! 3. `store/`: the options of the store, and connecting. `text`: how holders and times are written.
-//! 4. `process/`: signals, the terminal and other processes. `output/`: what is printed.
-//! 5. `exit`, `threads`, `duration`.
+//! 3. `look/`: all objects of the store at one time, for `top` and `serve`.
+//! 4. `store/`: the options of the store, and connecting. `text`: how holders and times are written.
+//! 5. `process/`: signals, the terminal and other processes. `output/`: what is printed.
+//! 6. `exit`, `threads`, `duration`.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -18,6 +19,7 @@ mod duration;
 mod exit;
 mod jobs;
 mod latch;
+mod look;
 #[cfg(feature = "man")]
 mod man;
 mod output;
@@ -166,9 +168,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Token(token) => token::token(&args.store_args, &token).await,
             Command::Top(top) => top::top(args.store_args, top).await,
             Command::Doctor(doctor) => doctor::doctor(&args.store_args, &doctor).await,
-            Command::Exporter(exporter) => {
-                serve::exporter::exporter(&args.store_args, &exporter).await
-            }
+            Command::Serve(serve) => serve::serve(args.store_args, serve).await,
             Command::Completions(completions) => completions::completions(&completions).await,
         }
     });

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use redlatch::inspect::{Holder, WaitingOwner};
+use redlatch::inspect::{Holder, WaitGraph, WaitingOwner};
 use redlatch::{Client, Error};
 use serde::Serialize;
 
@@ -39,7 +39,7 @@ struct Explained {
 
 /// A wait of a deadlock in JSON.
 #[derive(Debug, Serialize)]
-struct Wait {
+pub(crate) struct Wait {
     name: String,
     waiter: Party,
     holders: Vec<Party>,
@@ -47,7 +47,7 @@ struct Wait {
 
 /// A deadlock in JSON.
 #[derive(Debug, Serialize)]
-struct Deadlock {
+pub(crate) struct Deadlock {
     /// Whether it is one only if the owners of each task belong together.
     possible: bool,
     waits: Vec<Wait>,
@@ -121,27 +121,10 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
     let client = store::connect(store_args, Client::builder()).await?;
     let mut graph = client.wait_graph().await?;
     let count = graph.waits.len();
-    if !(graph.deadlocks().is_empty() && graph.possible_deadlocks().is_empty()) {
-        tokio::time::sleep(CONFIRM_AFTER).await;
-        let earlier = std::mem::replace(&mut graph, client.wait_graph().await?);
-        graph.retain_unchanged(&earlier);
-    }
+    confirm(&client, &mut graph).await?;
     let (deadlocks, possible) = (graph.deadlocks(), graph.possible_deadlocks());
     match args.json {
-        true => {
-            let wait = |wait: &&WaitingOwner| Wait {
-                name: wait.name.clone(),
-                waiter: Party::waiter(wait),
-                holders: wait.holders.iter().map(Party::holder).collect(),
-            };
-            let deadlock = |(waits, possible): (&Vec<&WaitingOwner>, bool)| Deadlock {
-                possible,
-                waits: waits.iter().map(wait).collect(),
-            };
-            let certain = deadlocks.iter().map(|waits| (waits, false));
-            let all = certain.chain(possible.iter().map(|waits| (waits, true)));
-            stdout::json(&all.map(deadlock).collect::<Vec<_>>()).await?
-        }
+        true => stdout::json(&in_json(&graph)).await?,
         false if deadlocks.is_empty() && possible.is_empty() => {
             let unreadable = match graph.unreadable {
                 0 => String::new(),
@@ -168,6 +151,34 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
         true => exit::OK,
         false => exit::FOUND,
     })
+}
+
+/// If the waits contain cycles, reads them again after a moment, and keeps those that are the same.
+pub(crate) async fn confirm(client: &Client, graph: &mut WaitGraph) -> Result<(), Error> {
+    if !(graph.deadlocks().is_empty() && graph.possible_deadlocks().is_empty()) {
+        tokio::time::sleep(CONFIRM_AFTER).await;
+        let earlier = std::mem::replace(graph, client.wait_graph().await?);
+        graph.retain_unchanged(&earlier);
+    }
+    Ok(())
+}
+
+/// Returns the deadlocks and possible deadlocks of these waits.
+pub(crate) fn in_json(graph: &WaitGraph) -> Vec<Deadlock> {
+    let wait = |wait: &&WaitingOwner| Wait {
+        name: wait.name.clone(),
+        waiter: Party::waiter(wait),
+        holders: wait.holders.iter().map(Party::holder).collect(),
+    };
+    let deadlock = |possible| {
+        move |waits: Vec<&WaitingOwner>| Deadlock {
+            possible,
+            waits: waits.iter().map(wait).collect(),
+        }
+    };
+    let certain = graph.deadlocks().into_iter().map(deadlock(false));
+    let possible = graph.possible_deadlocks().into_iter();
+    certain.chain(possible.map(deadlock(true))).collect()
 }
 
 fn deadlock_lines(kind: &str, number: usize, waits: &[&WaitingOwner]) -> Vec<String> {

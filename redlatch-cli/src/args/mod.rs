@@ -91,7 +91,8 @@ pub(crate) enum Command {
     Token(Token),
     Top(Top),
     Doctor(Doctor),
-    Exporter(Exporter),
+    #[command(alias = "exporter")]
+    Serve(Serve),
     Completions(Completions),
 }
 
@@ -145,31 +146,36 @@ pub(crate) struct Doctor {
     pub(crate) json: bool,
 }
 
-/// Serve metrics of all locks and semaphores to Prometheus.
+/// Serve a page with all locks to browsers, and metrics to Prometheus.
 ///
-/// Looks at the objects in the store every --interval, and answers GET /metrics with the number of
-/// objects, holders and waiters of each kind. With --names, also for each name. The services that
-/// use the locks need no change; they can export their own waiting times and losses with the
-/// library's feature `metrics`.
+/// GET / is a page that shows the locks with their holders and waiters, possible deadlocks and
+/// elections, live. GET /metrics has the number of objects, holders and waiters of each kind, with
+/// --names also of each name. GET /api/state has what the page shows, as JSON, and GET /healthz
+/// tells whether the store answers. Nothing that is served changes a lock. The services that use
+/// the locks need no change; they can export their own waiting times and losses with the library's
+/// feature `metrics`.
 ///
-/// It needs no lock, and continues through an outage of the store: meanwhile redlatch_exporter_up
-/// is 0.
+/// It looks at the store every --interval, and every --refresh while a page is open, once for all
+/// of them. It continues through an outage of the store, and says since when its data are stale;
+/// meanwhile redlatch_exporter_up is 0.
+///
+/// The command was called `redlatch exporter`, and still can be.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "redlatch exporter [OPTIONS] [PATTERN]",
+    override_usage = "redlatch serve [OPTIONS] [PATTERN]",
     after_help = "\
 Examples:
-  redlatch exporter
-  redlatch exporter --names 'jobs:*' --listen 0.0.0.0:9187
+  redlatch serve
+  redlatch serve --names 'jobs:*' --listen 0.0.0.0:9187
 
 Exit codes: 2 wrong usage; 71 the address cannot be used; 128+n ended by signal n."
 )]
-pub(crate) struct Exporter {
+pub(crate) struct Serve {
     /// Objects whose names match this glob pattern
     #[arg(default_value = "*", value_hint = ValueHint::Other)]
     pub(crate) pattern: String,
 
-    /// The address to listen on; anyone who reaches it can read the metrics
+    /// The address to listen on; anyone who reaches it can read the names of locks and who holds them
     #[arg(
         long,
         value_name = "ADDR",
@@ -178,7 +184,8 @@ pub(crate) struct Exporter {
     )]
     pub(crate) listen: SocketAddr,
 
-    /// The pause between two looks at the store, at least 100ms
+    /// The time between two looks at the store, at least 100ms; a look that takes longer is
+    /// followed by a pause as long
     #[arg(
         long,
         value_name = "DUR",
@@ -188,7 +195,17 @@ pub(crate) struct Exporter {
     )]
     pub(crate) interval: Duration,
 
-    /// Also export each name, at most 1000 of them
+    /// The same while a page is open, at least 100ms
+    #[arg(
+        long,
+        value_name = "DUR",
+        default_value = "1s",
+        value_parser = duration::parse_pause,
+        allow_hyphen_values = true
+    )]
+    pub(crate) refresh: Duration,
+
+    /// Metrics also of each name, at most 1000 of them
     #[arg(long)]
     pub(crate) names: bool,
 }

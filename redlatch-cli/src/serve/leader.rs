@@ -7,14 +7,12 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
 use redlatch::{Election, Leader, Leadership};
 use serde::Serialize;
 
-use super::http;
-use crate::output::escape;
+use super::http::{self, Response};
 
 /// The pause before the leader is read again during an outage.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -119,26 +117,15 @@ impl Status {
         }
     }
 
-    pub(crate) fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    pub(crate) fn respond(&self, request: &Request<Incoming>) -> Response {
         let state = self.lock();
         match request.uri().path() {
             "/leader" => {
                 let leadership = state.leadership.upgrade();
                 let answer = state.answer(leadership.as_deref());
-                let status = match answer.leads {
-                    true => StatusCode::OK,
-                    false => StatusCode::SERVICE_UNAVAILABLE,
-                };
-                let body = escape::to_json(&answer).unwrap_or_default() + "\n";
-                http::response(status, "application/json", body)
+                http::json(&answer, answer.leads)
             }
-            "/healthz" => match &state.leader {
-                Ok(_) => http::response(StatusCode::OK, http::TEXT, "ok\n"),
-                Err(error) => {
-                    let body = escape::line(error) + "\n";
-                    http::response(StatusCode::SERVICE_UNAVAILABLE, http::TEXT, body)
-                }
-            },
+            "/healthz" => http::health(state.leader.as_ref().err().map(String::as_str)),
             _ => http::response(
                 StatusCode::NOT_FOUND,
                 http::TEXT,

@@ -7,9 +7,9 @@ use ratatui::style::{Color, Modifier, Style};
 use redlatch::Expiry;
 
 use super::cells::{shortened, width, wrapped};
-use super::history::Turns;
-use super::look::{Holder, Lock, Waiter};
-use super::view::{Age, Mode, Row, Sort, View};
+use super::view::{Mode, Row, Sort, View};
+use crate::look::history::{Age, Turns};
+use crate::look::{Holder, Lock, Waiter};
 use crate::output::escape;
 use crate::{duration, text};
 

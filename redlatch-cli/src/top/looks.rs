@@ -3,18 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Error};
+use redlatch::Client;
 use tokio::sync::{mpsc, watch};
 
-use super::look::Look;
 use crate::exit::{self, Failure};
+use crate::look::Look;
+use crate::look::reader::{self, Reader};
 use crate::store::args::StoreArgs;
 use crate::threads::{runtime, spawn_without_signals};
-use crate::{store, unlock};
-
-/// The longest that an answer takes without an outage. Behind an outage another server may answer,
-/// and a look that began before it would be a mixture of both.
-const LONGEST_ANSWER: Duration = Duration::from_millis(500);
+use crate::unlock;
 
 #[derive(Debug)]
 pub(super) enum Report {
@@ -50,10 +47,11 @@ pub(super) fn start(
     let (requests, requested) = mpsc::unbounded_channel();
     let runtime = runtime()?;
     let looking = move || {
-        let (connected, client) = watch::channel(None);
+        let reader = Reader::new(store_args, pattern);
+        let client = reader.client();
         runtime.block_on(async {
             tokio::select! {
-                () = look_repeatedly(&store_args, &pattern, interval, &connected, &sender) => {}
+                () = look_repeatedly(reader, interval, &sender) => {}
                 () = unlock_requested(requested, client, &sender) => {}
             }
         });
@@ -64,28 +62,10 @@ pub(super) fn start(
 }
 
 /// Returns when there is no view any more, or when no look can succeed.
-async fn look_repeatedly(
-    store_args: &StoreArgs,
-    pattern: &str,
-    interval: Duration,
-    connected: &watch::Sender<Option<Client>>,
-    sender: &mpsc::Sender<Report>,
-) {
+async fn look_repeatedly(mut reader: Reader, interval: Duration, sender: &mpsc::Sender<Report>) {
     loop {
         let begun = Instant::now();
-        let looked = async {
-            let known = connected.borrow().clone();
-            let client = match known {
-                Some(client) => client,
-                None => {
-                    let client = store::connect(store_args, Client::builder()).await?;
-                    connected.send_replace(Some(client.clone()));
-                    client
-                }
-            };
-            look(&client, pattern).await
-        };
-        let report = match looked.await {
+        let report = match reader.look().await {
             Ok(look) => Report::Look(look),
             Err(failure) if failure.code == exit::UNAVAILABLE => Report::Failed(failure.message),
             Err(failure) => {
@@ -97,43 +77,8 @@ async fn look_repeatedly(
         if sender.send(report).await.is_err() {
             return;
         }
-        // Looks that take long are at most half of the time, for the sake of the store.
-        tokio::time::sleep(interval.saturating_sub(took).max(took)).await;
+        tokio::time::sleep(reader::rest(interval, took)).await;
     }
-}
-
-/// Looks at all locks. After an outage in between it looks again, but only once: the store may
-/// always be slow.
-async fn look(client: &Client, pattern: &str) -> Result<Look, Failure> {
-    let (look, longest_answer) = look_once(client, pattern).await?;
-    match longest_answer > LONGEST_ANSWER {
-        true => Ok(look_once(client, pattern).await?.0),
-        false => Ok(look),
-    }
-}
-
-/// Returns what it has found, and how long an answer took at most.
-async fn look_once(client: &Client, pattern: &str) -> Result<(Look, Duration), Failure> {
-    let mut look = Look::new(Instant::now());
-    let mut listing = client.list(pattern);
-    let mut longest_answer = Duration::ZERO;
-    loop {
-        let asked = Instant::now();
-        let Some(found) = listing.next().await? else {
-            break;
-        };
-        longest_answer = longest_answer.max(asked.elapsed());
-        look.add(found);
-    }
-    let graph = match client.wait_graph().await {
-        Err(Error::NotPermitted { .. }) => {
-            look.waits_refused = true;
-            Default::default()
-        }
-        graph => graph?,
-    };
-    look.complete(&graph);
-    Ok((look, longest_answer))
 }
 
 async fn unlock_requested(

@@ -1,7 +1,7 @@
 //! `redlatch top`: a view of the locks in the terminal, refreshed all the time.
 //!
 //! 1. A thread looks at the store again and again (`looks`), and sends each complete look.
-//! 2. The view (`view`, `history`) keeps the latest look, and reacts to keys. It is drawn into a
+//! 2. The view (`view`) keeps the latest look and what has changed, and reacts to keys. It is drawn into a
 //!    buffer (`draw`). Neither does input or output.
 //! 3. This loop waits for keys, looks and signals, and draws the view (`screen`).
 //! 4. The terminal is restored whenever the program leaves it: at the end, if it is stopped, and
@@ -9,8 +9,6 @@
 
 mod cells;
 mod draw;
-mod history;
-mod look;
 mod looks;
 mod screen;
 #[cfg(test)]

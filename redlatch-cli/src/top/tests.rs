@@ -10,8 +10,8 @@ use redlatch::Expiry;
 
 use super::cells::width;
 use super::draw::draw;
-use super::look::{Holder, Lock, Look, Party, Waiter};
 use super::view::{Action, Mode, Sort, View};
+use crate::look::{Holder, Lock, Look, Party, Waiter};
 
 /// 2025-11-24 16:00:13 UTC.
 fn now() -> SystemTime {
@@ -61,14 +61,10 @@ fn with_waiters(mut lock: Lock, waiters: Vec<Party>) -> Lock {
 /// Returns a look that began `after` so many seconds.
 fn look(start: Instant, after: u64, mut locks: Vec<Lock>) -> Look {
     locks.sort_by(|lock, other| lock.name.cmp(&other.name));
-    Look {
-        locks,
-        omitted: 0,
-        waits_refused: false,
-        at: start + seconds(after),
-        time: now() + seconds(after),
-        took: Duration::ZERO,
-    }
+    let mut look = Look::new(start + seconds(after));
+    look.locks = locks;
+    look.time = now() + seconds(after);
+    look
 }
 
 fn some_locks() -> Vec<Lock> {

@@ -7,8 +7,8 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use redlatch::Expiry;
 
 use super::cells::width;
-use super::history::{History, Turns};
-use super::look::{Lock, Look};
+use crate::look::history::{Age, History, Turns};
+use crate::look::{Lock, Look};
 use crate::output::escape;
 
 /// Limit of the text of a filter.
@@ -107,14 +107,6 @@ pub(super) struct Row {
     pub(super) index: usize,
     pub(super) age: Option<Age>,
     pub(super) turns: Option<Turns>,
-}
-
-/// How long a lock has been held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Age {
-    pub(super) time: Duration,
-    /// Whether the beginning is known. Otherwise it has been held at least as long.
-    pub(super) is_exact: bool,
 }
 
 /// The column by which the list is sorted. Rows that are equal in it are sorted by the age of the
@@ -259,16 +251,12 @@ impl View {
     fn arrange(&mut self) {
         let Some(look) = &self.look else { return };
         let wanted = self.filter.to_lowercase();
-        let matches = |lock: &Lock| {
-            let has = |text: &str| text.to_lowercase().contains(&wanted);
-            wanted.is_empty() || has(&lock.name) || has(&lock.holder_text())
-        };
         let found = look.locks.iter().enumerate();
-        let found = found.filter(|(_, lock)| matches(lock));
+        let found = found.filter(|(_, lock)| lock.matches(&wanted));
         let mut rows: Vec<_> = found
             .map(|(index, lock)| Row {
                 index,
-                age: self.age(lock),
+                age: self.history.age(lock),
                 turns: self.history.turns(&lock.name),
             })
             .collect();
@@ -317,23 +305,6 @@ impl View {
             (None, None) => 0,
         };
         self.rows = rows;
-    }
-
-    fn age(&self, lock: &Lock) -> Option<Age> {
-        let registered = lock.registered_age().map(|time| Age {
-            time,
-            is_exact: true,
-        });
-        let seen = || {
-            let holders = lock.holders.iter();
-            let ages =
-                holders.filter_map(|holder| self.history.seen_for(&lock.name, &holder.party.owner));
-            ages.max().map(|time| Age {
-                time,
-                is_exact: false,
-            })
-        };
-        registered.or_else(seen)
     }
 
     /// Reacts to a key.

@@ -1,4 +1,4 @@
-//! `redlatch exporter`: what it serves, read with the parser of OpenMetrics.
+//! The metrics of `redlatch serve`, called `redlatch exporter` here, read with the parser of OpenMetrics.
 
 use openmetrics_parser::OpenMetricsValue;
 use openmetrics_parser::openmetrics::parse_openmetrics;
@@ -118,7 +118,7 @@ fn exporter_counts_holders_and_waiters() {
 fn exporter_serves_nothing_else_and_survives_a_restart() {
     let mut server = Server::start();
     let (exporter, address) = start(&server.url(), &[&unique("none*")]);
-    assert!(request(&address, "GET /").starts_with("HTTP/1.1 404"));
+    assert!(request(&address, "GET /etc").starts_with("HTTP/1.1 404"));
     assert!(request(&address, "GET /metrics/../etc").starts_with("HTTP/1.1 404"));
     assert!(request(&address, "POST /metrics").starts_with("HTTP/1.1 405"));
     let up = || value(&address, "redlatch_exporter_up", &[]);

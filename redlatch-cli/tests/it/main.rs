@@ -1,5 +1,6 @@
 //! Tests of the real binary against a real server.
 
+mod browser;
 mod completions;
 mod config;
 mod cron;
@@ -20,6 +21,7 @@ mod printing;
 mod process_trees;
 mod registry;
 mod revocation;
+mod serve;
 mod signal_phases;
 mod signals;
 mod support;

@@ -215,7 +215,13 @@ pub(crate) fn subscribers(server: &Server, channel: &str) -> i64 {
 /// Sends an HTTP request and returns the response. If the server closes the connection instead,
 /// because a busy machine has delayed the request, sends it again.
 pub(crate) fn request(address: &str, method_and_path: &str) -> String {
-    let request = format!("{method_and_path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    request_for("test", address, method_and_path)
+}
+
+/// The same with this header `Host`.
+pub(crate) fn request_for(host: &str, address: &str, method_and_path: &str) -> String {
+    let request =
+        format!("{method_and_path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     let mut response = String::new();
     until(&format!("a response to {method_and_path}"), || {
         let mut stream = TcpStream::connect(address).unwrap();

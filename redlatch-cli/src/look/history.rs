@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::look::{Lock, Look, Party};
+use super::{Lock, Look, Party};
 
 /// Turns per second are an average over this many looks.
 const LOOKS: usize = 10;
@@ -23,7 +23,7 @@ const FREE_FOR: u32 = 10;
 const MAX_PAST: usize = 10_000;
 
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(crate) struct History {
     locks: HashMap<String, Seen>,
     past: VecDeque<PastHold>,
     /// When the latest looks began, the latest one last.
@@ -51,24 +51,32 @@ struct SeenHolder {
 
 /// A hold that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct PastHold {
-    pub(super) lock: String,
-    pub(super) party: Party,
-    pub(super) since: SystemTime,
-    pub(super) lasted: Duration,
+pub(crate) struct PastHold {
+    pub(crate) lock: String,
+    pub(crate) party: Party,
+    pub(crate) since: SystemTime,
+    pub(crate) lasted: Duration,
 }
 
 /// How often a lock is acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Turns {
-    pub(super) per_second: f64,
+pub(crate) struct Turns {
+    pub(crate) per_second: f64,
     /// Whether all turns were counted. Otherwise there were at least as many.
-    pub(super) is_exact: bool,
+    pub(crate) is_exact: bool,
+}
+
+/// How long a lock has been held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Age {
+    pub(crate) time: Duration,
+    /// Whether the beginning is known. Otherwise it has been held at least as long.
+    pub(crate) is_exact: bool,
 }
 
 impl History {
     /// Compares a look with the one before.
-    pub(super) fn add(&mut self, look: &Look) {
+    pub(crate) fn add(&mut self, look: &Look) {
         let is_first = self.looks.is_empty();
         self.looks.push_back(look.at);
         if self.looks.len() > LOOKS + 1 {
@@ -120,7 +128,7 @@ impl History {
     }
 
     /// Returns the locks that the latest look did not find, but one of those before it.
-    pub(super) fn free_locks(&self) -> impl Iterator<Item = Lock> {
+    pub(crate) fn free_locks(&self) -> impl Iterator<Item = Lock> {
         let recent = |seen: &Seen| (1..=FREE_FOR).contains(&seen.missing);
         let free = self.locks.iter().filter(move |(_, seen)| recent(seen));
         free.map(|(name, seen)| Lock {
@@ -132,7 +140,7 @@ impl History {
     }
 
     /// Returns how often the lock was acquired lately. `None` before the second look at it.
-    pub(super) fn turns(&self, name: &str) -> Option<Turns> {
+    pub(crate) fn turns(&self, name: &str) -> Option<Turns> {
         let seen = self.locks.get(name)?;
         // The first look at a lock has nothing to be compared with, unless the lock did not exist
         // before.
@@ -150,14 +158,31 @@ impl History {
     }
 
     /// Returns for how long this owner has been seen as a holder, up to the latest look.
-    pub(super) fn seen_for(&self, name: &str, owner: &str) -> Option<Duration> {
+    pub(crate) fn seen_for(&self, name: &str, owner: &str) -> Option<Duration> {
         let holders = &self.locks.get(name)?.holders;
         let holder = holders.iter().find(|one| one.party.owner == owner)?;
         Some(self.looks.back()?.duration_since(holder.since_instant))
     }
 
+    /// Returns how long the oldest hold of a lock has lasted, up to the latest look.
+    pub(crate) fn age(&self, lock: &Lock) -> Option<Age> {
+        let registered = lock.registered_age().map(|time| Age {
+            time,
+            is_exact: true,
+        });
+        let seen = || {
+            let holders = lock.holders.iter();
+            let ages = holders.filter_map(|holder| self.seen_for(&lock.name, &holder.party.owner));
+            ages.max().map(|time| Age {
+                time,
+                is_exact: false,
+            })
+        };
+        registered.or_else(seen)
+    }
+
     /// Returns the holds of a lock that have ended, the latest first.
-    pub(super) fn past(&self, name: &str) -> impl Iterator<Item = &PastHold> {
+    pub(crate) fn past(&self, name: &str) -> impl Iterator<Item = &PastHold> {
         self.past.iter().rev().filter(move |one| one.lock == name)
     }
 }

@@ -1,0 +1,329 @@
+//! `redlatch serve`: its page, as a browser shows it, and its JSON.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+
+use redlatch_testkit::Server;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::browser::Browser;
+use crate::support::*;
+
+/// Starts `redlatch serve` on a free port. Returns its address, too.
+fn serve(server: &Server, args: &[&str]) -> (Running, String) {
+    let listen = ["serve", "--listen", "127.0.0.1:0", "--refresh", "100ms"];
+    let running = Running::start(redlatch(server, &[&listen, args].concat()));
+    let stderr = running.until_stderr("/metrics\n");
+    let (_, rest) = stderr.split_once("http://").unwrap();
+    let (address, _) = rest.split_once('/').unwrap();
+    (running, address.to_owned())
+}
+
+/// Sends a GET with the right `Host`. Returns the head of the response, and its body.
+fn get(address: &str, path: &str) -> (String, String) {
+    let response = request_for(address, address, &format!("GET {path}"));
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    (head.to_owned(), body.to_owned())
+}
+
+/// Returns the state, and whether the status of the response is 200.
+fn state(address: &str, query: &str) -> (Value, bool) {
+    let (head, body) = get(address, &format!("/api/state{query}"));
+    let state = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"));
+    (state, head.starts_with("HTTP/1.1 200 "))
+}
+
+/// Makes so many locks of a client that is not registered. Their numbers replace the `#` of the name.
+fn put_locks(server: &Server, name: &str, last: u32) {
+    let script = "for i = 1, ARGV[2] do
+        local name = string.gsub(ARGV[1], '#', i)
+        redis.call('HSET', name, 'other:' .. i, 1)
+        redis.call('PEXPIRE', name, 600000)
+    end";
+    let () = server.command(&["EVAL", script, "0", name, &last.to_string()]);
+}
+
+/// One browser, one page after the other.
+#[test]
+fn page_shows_locks() {
+    let Some(mut browser) = Browser::start() else {
+        return;
+    };
+    locks_are_taken_waited_for_and_lost(&mut browser);
+    markup_is_shown_as_text(&mut browser);
+    many_locks_are_bounded_and_filtered(&mut browser);
+    outage_is_shown_with_the_last_reading(&mut browser);
+}
+
+fn locks_are_taken_waited_for_and_lost(browser: &mut Browser) {
+    let server = Server::start();
+    let (_serve, address) = serve(&server, &[]);
+    browser.open(&format!("http://{address}/"));
+    browser.until_shows(&["No lock is held.", "live", "read only"]);
+    let options = ["--label", "report", "--note", "reindex 42"];
+    let holder = hold(&server, &options, "nightly");
+    browser.until_shows(&["nightly", "report@", "“reindex 42”"]);
+    let waiter = [
+        "run",
+        "--label",
+        "web",
+        "nightly",
+        "--",
+        "sh",
+        "-c",
+        "echo $$; exec cat",
+    ];
+    let waiter = Running::start(redlatch(&server, &waiter));
+    let text = browser.until_shows(&["nightly", "●"]);
+    assert!(!text.contains("web@"), "the details are closed: {text}");
+    browser.value("document.querySelector('tbody button').click()");
+    browser.until_shows(&["held by report@", "waits: web@"]);
+    assert_eq!(browser.value("document.title"), "1 waiter – redlatch");
+    // Lost, and acquired by the waiter.
+    let () = server.command(&["DEL", "nightly"]);
+    holder.finish().expect(74);
+    waiter.until_stdout("\n");
+    browser.until_shows(&["held by web@"]);
+    waiter.release();
+    browser.until_shows(&["free", "no holder and no waiters known"]);
+    let campaign = [
+        "elect",
+        "--value",
+        "10.0.0.7:80",
+        "scheduler",
+        "--",
+        "sleep",
+        "100",
+    ];
+    let _leader = Running::start(redlatch(&server, &campaign));
+    browser.until_shows(&["Elections", "scheduler", "10.0.0.7:80"]);
+}
+
+fn markup_is_shown_as_text(browser: &mut Browser) {
+    let server = Server::start();
+    let name = "<img src=x onerror=\"document.title='run'\">&amp;\u{202e}";
+    let note = "<script>document.title='run'</script><b>bold</b>";
+    let _holder = hold(&server, &["--note", note, "--label", "<i>"], name);
+    let (_serve, address) = serve(&server, &[]);
+    browser.open(&format!("http://{address}/"));
+    let shown = name.replace('\u{202e}', "\\u{202e}");
+    browser.until_shows(&[&shown, note, "<i>@"]);
+    browser.value("document.querySelector('tbody button').click()");
+    browser.until_shows(&["held by <i>@"]);
+    let elements = "document.querySelectorAll('main img, main script, main b, main i').length";
+    assert_eq!(browser.value(elements), 0);
+    assert_eq!(browser.value("document.title"), "0 waiters – redlatch");
+    // The page is as the policy demands: nothing of it is refused, and what is not its own is.
+    let injected = "(() => { document.body.append(Object.assign(document.createElement('script'), {
+        textContent: 'document.title = \"run\"' })); return document.title })()";
+    assert_eq!(browser.value(injected), "0 waiters – redlatch");
+}
+
+fn many_locks_are_bounded_and_filtered(browser: &mut Browser) {
+    let server = Server::start();
+    put_locks(&server, "lock:#", 10_000);
+    let (_serve, address) = serve(&server, &[]);
+    browser.open(&format!("http://{address}/"));
+    browser.until_shows(&[
+        "10,000",
+        "The 100 locks with the longest waits are shown, and 9,900 are not",
+    ]);
+    assert_eq!(
+        browser.value("document.querySelectorAll('#locks tbody').length"),
+        100
+    );
+    browser.value(
+        "document.getElementById('filter').value = 'Lock:777';
+        document.getElementById('filter').dispatchEvent(new Event('input'))",
+    );
+    // 777, and 7770 to 7779.
+    until("11 locks match", || {
+        browser.value("document.querySelectorAll('#locks tbody').length") == 11
+    });
+    assert_eq!(browser.value("location.hash"), "#Lock%3A777");
+    browser.open(&format!("http://{address}/#no%20such%20lock"));
+    browser.until_shows(&["No lock matches."]);
+}
+
+fn outage_is_shown_with_the_last_reading(browser: &mut Browser) {
+    let mut server = Server::start();
+    put_locks(&server, "left", 1);
+    let (serve, address) = serve(&server, &["--response-timeout", "1s"]);
+    browser.open(&format!("http://{address}/"));
+    browser.until_shows(&["left", "live"]);
+    assert!(get(&address, "/healthz").0.starts_with("HTTP/1.1 200 "));
+    server.kill();
+    browser.until_shows(&["store does not answer", "Last good reading: ", "left"]);
+    let (state, is_good) = state(&address, "");
+    assert!(!is_good && state["failure"].is_string(), "{state}");
+    assert_eq!(state["locks"][0]["name"], "left");
+    assert!(
+        state["time_ms"].is_u64() && state["age_ms"].is_u64(),
+        "{state}"
+    );
+    let (head, body) = get(&address, "/healthz");
+    assert!(
+        head.starts_with("HTTP/1.1 503 ") && body.len() > 2,
+        "{head}\n{body}"
+    );
+    server.restart();
+    browser.until_shows(&["No lock is held.", "live"]);
+    serve.signal(Signal::TERM);
+    serve.finish().expect(143);
+    browser.until_shows(&["not connected", "No connection to redlatch serve."]);
+}
+
+#[test]
+fn state_is_json() {
+    let server = Server::start();
+    put_locks(&server, "a#", 3);
+    put_locks(&server, "b/ü", 1);
+    let _holder = hold(&server, &["--fair", "--label", "web"], "queue");
+    let waiter = ["run", "--fair", "--label", "next", "queue", "--", "true"];
+    let _waiter = Running::start(redlatch(&server, &waiter));
+    let (_serve, address) = serve(&server, &["--interval", "100ms"]);
+    until("holder and waiter are known", || {
+        let lock = &state(&address, "?filter=WEB%40").0["locks"][0];
+        lock["holders"][0]["note"] == "sh" && lock["waiters"][0]["client"].is_string()
+    });
+    let (all, is_good) = state(&address, "");
+    assert!(is_good && all["failure"].is_null(), "{all}");
+    assert_eq!((&all["held"], &all["matching"]), (&5.into(), &5.into()));
+    let first = &all["locks"][0];
+    assert_eq!(
+        (&first["name"], &first["kind"]),
+        (&"queue".into(), &"fair".into())
+    );
+    assert_eq!(
+        (&first["waiter_count"], &first["waiters"][0]["position"]),
+        (&1.into(), &1.into())
+    );
+    assert_eq!(all["kinds"]["fair lock"]["waiters"], 1);
+    let (one, _) = state(&address, "?limit=1&filter=a");
+    assert_eq!(
+        (one["locks"].as_array().unwrap().len(), &one["matching"]),
+        (1, &3.into())
+    );
+    assert_eq!(
+        state(&address, "?filter=b%2F%C3%BC").0["locks"][0]["name"],
+        "b/ü"
+    );
+}
+
+#[test]
+fn deadlocks_are_in_the_state() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (_serve, address) = serve(&server, &["--interval", "100ms"]);
+    runtime.block_on(async {
+        let client = redlatch::Client::builder().label("app");
+        let client = client.connect(&server.url()).await.unwrap();
+        let (one, other) = (redlatch::Owner::new(), redlatch::Owner::new());
+        let _a = client.lock("a").lock().owner(one).await.unwrap();
+        let _b = client.lock("b").lock().owner(other).await.unwrap();
+        let (a, b) = (client.lock("a"), client.lock("b"));
+        let checked = tokio::task::spawn_blocking(move || {
+            until("it is found", || {
+                state(&address, "").0["deadlocks"][0]["possible"] == false
+            });
+            let deadlock = state(&address, "").0["deadlocks"][0].take();
+            assert_eq!(deadlock["waits"].as_array().unwrap().len(), 2);
+            assert_eq!(deadlock["waits"][0]["waiter"]["registered"]["label"], "app");
+        });
+        tokio::select! {
+            _ = a.lock().owner(other) => unreachable!(),
+            _ = b.lock().owner(one) => unreachable!(),
+            checked = checked => checked.unwrap(),
+        }
+    });
+}
+
+#[test]
+fn only_this_machine_can_read_what_listens_on_it() {
+    let server = Server::start();
+    let (_serve, address) = serve(&server, &[]);
+    for (host, path, status) in [
+        ("rebound.example", "/", 403),
+        ("rebound.example:9187", "/api/state", 403),
+        ("rebound.example", "/api/events", 403),
+        ("127.0.0.1.rebound.example", "/api/state", 403),
+        ("rebound.example", "/metrics", 200),
+        ("localhost:9187", "/", 200),
+        ("[::1]:9187", "/page.js", 200),
+        ("10.0.0.7", "/", 200),
+        ("localhost", "/page.html", 404),
+    ] {
+        let response = request_for(host, &address, &format!("GET {path}"));
+        assert!(
+            response.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{host} {path}: {response}"
+        );
+        assert!(
+            response.contains("\r\ncontent-security-policy: default-src 'self'; "),
+            "{response}"
+        );
+    }
+    for method in ["POST", "PUT", "DELETE", "OPTIONS"] {
+        let response = request(&address, &format!("{method} /api/state"));
+        assert!(response.starts_with("HTTP/1.1 405 "), "{response}");
+    }
+}
+
+/// All pages together cost as many looks as one.
+#[test]
+fn hundred_pages_share_the_looks() {
+    let server = Server::start();
+    put_locks(&server, "a", 1);
+    let (_serve, address) = serve(&server, &["--interval", "1h"]);
+    let mut pages: Vec<_> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            let request = format!("GET /api/events?filter= HTTP/1.1\r\nHost: {address}\r\n\r\n");
+            stream.write_all(request.as_bytes()).unwrap();
+            BufReader::new(stream)
+        })
+        .collect();
+    let scans = || -> u64 {
+        let stats: String = server.command(&["INFO", "commandstats"]);
+        let Some((_, scan)) = stats.split_once("cmdstat_scan:calls=") else {
+            return 0;
+        };
+        scan.split_once(',').unwrap().0.parse().unwrap()
+    };
+    // Returns when the look of the next event began.
+    let next = |page: &mut BufReader<TcpStream>| loop {
+        let mut line = String::new();
+        assert!(
+            page.read_line(&mut line).unwrap() > 0,
+            "the stream has ended"
+        );
+        if let Some(data) = line.strip_prefix("data: ") {
+            let state: Value = serde_json::from_str(data).unwrap();
+            return state["time_ms"].as_u64();
+        }
+    };
+    let mut looks = BTreeSet::from([next(&mut pages[0])]);
+    let before = scans();
+    for page in &mut pages {
+        let first = next(page);
+        until("two more looks", || next(page) > first);
+        until("two more looks", || next(page) > first);
+    }
+    assert!(
+        request(&address, "GET /metrics").starts_with("HTTP/1.1 200 "),
+        "beside the pages"
+    );
+    let scans = scans() - before;
+    let latest = state(&address, "").0["time_ms"].as_u64();
+    while looks.last() < Some(&latest) {
+        looks.insert(next(&mut pages[0]));
+    }
+    // Of objects, queues and clients, and one look may not have ended.
+    let most = 4 * (looks.len() as u64 + 1);
+    assert!(scans <= most, "{scans} scans in {} looks", looks.len());
+}
