@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime postgresql patch
+	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime chromium postgresql patch
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
@@ -27,7 +27,7 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime postgresql lint docs unit interop package
+test: redis tmux faketime chromium postgresql lint docs unit interop package
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
@@ -35,6 +35,10 @@ redis:
 
 tmux:
 	@tools/need tmux tmux "The test of \`redlatch top\` needs a terminal"
+
+# Without it the test is left out, unless CI is set.
+chromium:
+	@tools/need chromium chromium "The test of the page of \`redlatch serve\` needs a browser" || [ -z "$$CI" ]
 
 faketime:
 	@tools/need faketime faketime "The test of jobs that run once shifts the clocks of processes"

@@ -261,6 +261,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn client_that_does_not_read_a_stream_is_disconnected() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (streamed, mut streams) = tokio::sync::mpsc::unbounded_channel();
+        let respond = move |_: &_| {
+            let (sender, body) = Channel::new(1);
+            let _ = streamed.send(sender);
+            with_body(StatusCode::OK, TEXT, Either::Right(body))
+        };
+        tokio::spawn(serve(listener, respond));
+        let mut client = std::net::TcpStream::connect(address).unwrap();
+        let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n";
+        client.write_all(request).unwrap();
+        let mut stream = streams.recv().await.unwrap();
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        let chunk = Bytes::from(vec![b'x'; LENGTH]);
+        while stream.send_data(chunk.clone()).await.is_ok() {}
+        assert!(begun.elapsed() < CONNECTION_TIMEOUT + 2 * STREAM_TIME);
+    }
+
+    #[tokio::test]
     async fn oldest_of_too_many_clients_that_do_not_read_is_disconnected() {
         let address = start();
         let oldest = request(address).await;

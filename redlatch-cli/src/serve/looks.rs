@@ -6,13 +6,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
+use redlatch::job::History;
 use redlatch::{Client, Leader};
 use tokio::sync::watch;
 
 use crate::args::Serve;
 use crate::exit::{self, Failure};
 use crate::look::Look;
-use crate::look::history::{Age, History};
+use crate::look::history::{Age, History as Changes};
 use crate::look::reader::{self, Reader};
 use crate::output::stderr::{note, warning};
 use crate::store::args::StoreArgs;
@@ -20,6 +21,9 @@ use crate::why::{self, Deadlock};
 
 /// Limit of elections whose leaders are read at each look.
 const MAX_ELECTIONS: usize = 100;
+
+/// Limit of jobs whose histories are read at each look.
+const MAX_JOBS: usize = 100;
 
 /// What the latest looks have found.
 #[derive(Debug)]
@@ -46,6 +50,8 @@ pub(super) struct Found {
     pub(super) deadlocks: Vec<Deadlock>,
     /// The leaders by the names of their elections.
     pub(super) leaders: HashMap<String, Leader>,
+    /// The jobs by name.
+    pub(super) jobs: Vec<History>,
 }
 
 impl Latest {
@@ -80,11 +86,11 @@ impl Latest {
 }
 
 impl Found {
-    pub(super) fn new(mut look: Look, history: &mut History) -> Found {
-        history.add(&look);
-        look.add_free(history.free_locks());
+    pub(super) fn new(mut look: Look, changes: &mut Changes) -> Found {
+        changes.add(&look);
+        look.add_free(changes.free_locks());
         let locks = look.locks.iter().enumerate();
-        let mut order: Vec<_> = locks.map(|(i, lock)| (i, history.age(lock))).collect();
+        let mut order: Vec<_> = locks.map(|(i, lock)| (i, changes.age(lock))).collect();
         order.sort_by_cached_key(|(i, age)| {
             let lock = &look.locks[*i];
             Reverse((
@@ -98,6 +104,7 @@ impl Found {
             order,
             deadlocks: Vec::new(),
             leaders: HashMap::new(),
+            jobs: Vec::new(),
         }
     }
 }
@@ -144,12 +151,12 @@ impl Looks {
     /// Looks at all objects again and again. Returns only if that can never succeed.
     pub(super) async fn repeat(&self, store_args: StoreArgs, serve: &Serve) -> Failure {
         let mut reader = Reader::new(store_args, serve.pattern.clone());
-        let mut history = History::default();
+        let mut changes = Changes::default();
         let mut viewers = self.viewers.subscribe();
         let mut is_failing = false;
         loop {
             let begun = Instant::now();
-            let looked = look(&mut reader, &mut history).await;
+            let looked = look(&mut reader, &serve.pattern, &mut changes).await;
             match &looked {
                 Ok(_) if is_failing => note!("the store answers again"),
                 Err(failure) if failure.code == exit::UNAVAILABLE && !is_failing => {
@@ -185,16 +192,17 @@ fn rest(serve: &Serve, viewers: usize, took: Duration) -> Duration {
     reader::rest(interval, took)
 }
 
-async fn look(reader: &mut Reader, history: &mut History) -> Result<Found, Failure> {
+async fn look(reader: &mut Reader, pattern: &str, changes: &mut Changes) -> Result<Found, Failure> {
     let mut look = reader.look().await?;
     let connected = reader.client().borrow().clone();
     let Some(client) = connected else {
-        return Ok(Found::new(look, history));
+        return Ok(Found::new(look, changes));
     };
     why::confirm(&client, &mut look.graph).await?;
-    let mut found = Found::new(look, history);
+    let mut found = Found::new(look, changes);
     found.deadlocks = why::in_json(&found.look.graph);
     found.leaders = leaders(&client, &found.look).await;
+    found.jobs = jobs(&client, pattern).await;
     Ok(found)
 }
 
@@ -210,6 +218,16 @@ async fn leaders(client: &Client, look: &Look) -> HashMap<String, Leader> {
     leaders
 }
 
+/// Returns the histories of the jobs whose names match a pattern, as far as they can be read.
+async fn jobs(client: &Client, pattern: &str) -> Vec<History> {
+    let names = client.jobs(pattern).await.unwrap_or_default();
+    let mut jobs = Vec::new();
+    for name in names.into_iter().take(MAX_JOBS) {
+        jobs.extend(client.job(&name).history().await.ok().flatten());
+    }
+    jobs
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -221,7 +239,7 @@ mod tests {
     fn found(locks: Vec<Lock>) -> Found {
         let mut look = Look::new(Instant::now());
         look.locks = locks;
-        Found::new(look, &mut History::default())
+        Found::new(look, &mut Changes::default())
     }
 
     fn lock(name: &str, held_for: Option<u64>, waits: &[u64]) -> Lock {

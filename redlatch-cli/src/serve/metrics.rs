@@ -12,6 +12,7 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use redlatch::inspect::ObjectKind;
+use redlatch::job::{History, RunState};
 use tokio::sync::watch;
 
 use super::looks::Latest;
@@ -91,9 +92,10 @@ impl Collector for LatestMetrics {
             None,
             [([], up)],
         )?;
-        let Some(look) = found.map(|found| &found.look) else {
+        let Some(found) = found else {
             return Ok(());
         };
+        let look = &found.look;
         let seconds = Some(&Unit::Seconds);
         gauges.add(
             "redlatch_exporter_look",
@@ -140,6 +142,28 @@ impl Collector for LatestMetrics {
             });
             gauges.add(name, help, unit, series)?;
         }
+        let jobs: [(_, _, _, fn(&History) -> Option<f64>); 3] = [
+            ("redlatch_job_last_success", SUCCESS, seconds, |job| {
+                let last = job.last_success()?;
+                let ended = last.began + last.took?;
+                let since = ended.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+                Some(since.as_secs_f64())
+            }),
+            ("redlatch_job_last_duration", DURATION, seconds, |job| {
+                let took = job.runs.iter().find_map(|run| run.took)?;
+                Some(took.as_secs_f64())
+            }),
+            ("redlatch_job_failures", FAILURES, None, |job| {
+                let runs = job.runs.iter();
+                let failed = |state| matches!(state, RunState::Failed | RunState::Lost);
+                Some(runs.filter(|run| failed(run.state)).count() as f64)
+            }),
+        ];
+        for (name, help, unit, value) in jobs {
+            let series = found.jobs.iter();
+            let series = series.filter_map(|job| Some(([("job", &*job.name)], value(job)?)));
+            gauges.add(name, help, unit, series)?;
+        }
         let objects = look.kinds.values().map(|counts| counts.objects);
         let omitted = match self.with_names {
             true => objects.sum::<usize>().saturating_sub(names.len()),
@@ -158,6 +182,9 @@ const HOLDERS: &str =
     "Number of owners that hold it, or of acquired permits of an expirable semaphore";
 const WAITERS: &str =
     "Number of owners in the queue of a fair lock, or that have waited for more than a second";
+const SUCCESS: &str = "When the latest run that succeeded ended, since the beginning of 1970";
+const DURATION: &str = "How long the latest run took that has ended";
+const FAILURES: &str = "Number of the latest runs, at most 20, that failed or were lost";
 const LEASE: &str = "Time until the last hold ends unless it is renewed";
 
 /// Writes gauges.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use redlatch::job::{History, RunRecord};
 use serde::Serialize;
 
 use super::leader::Fields;
@@ -39,6 +40,7 @@ struct Shown<'a> {
     kinds: &'a BTreeMap<String, Counts>,
     /// Number of locks that are held.
     held: usize,
+    longest_wait_ms: Option<u64>,
     /// Whether the server refused to show which owners wait.
     waits_refused: bool,
     /// Number of locks that match the filter.
@@ -47,6 +49,7 @@ struct Shown<'a> {
     locks: Vec<Row<'a>>,
     deadlocks: &'a [Deadlock],
     elections: Vec<Election<'a>>,
+    jobs: Vec<Job<'a>>,
 }
 
 #[derive(Serialize)]
@@ -93,6 +96,32 @@ struct Election<'a> {
     candidates: usize,
 }
 
+#[derive(Serialize)]
+struct Job<'a> {
+    name: &'a str,
+    schedule: Option<String>,
+    next_ms: Option<u64>,
+    /// How many firings were skipped, because another run lasted.
+    skipped: u64,
+    /// The latest one first.
+    runs: Vec<Run<'a>>,
+}
+
+#[derive(Serialize)]
+struct Run<'a> {
+    /// The time for which it was scheduled.
+    slot_ms: u64,
+    attempt: u32,
+    /// `running`, `ok`, `failed` or `lost`.
+    state: &'static str,
+    began_ms: u64,
+    took_ms: Option<u64>,
+    host: &'a str,
+    by: &'a str,
+    outcome: &'a str,
+    output: &'a str,
+}
+
 /// Returns the state, with at most so many locks whose names or holders contain the filter.
 pub(super) fn state<'a>(latest: &'a Latest, filter: &str, limit: usize) -> State<'a> {
     State {
@@ -119,18 +148,19 @@ fn shown<'a>(found: &'a Found, filter: &str, limit: usize) -> Shown<'a> {
             rows.push(Row::new(lock, age));
         }
     }
-    let since = look.time.duration_since(SystemTime::UNIX_EPOCH);
     Shown {
-        time_ms: whole_millis(since.unwrap_or_default()),
+        time_ms: unix_millis(look.time),
         age_ms: whole_millis(look.at.elapsed()),
         took_ms: whole_millis(look.took),
         kinds: &look.kinds,
         held: look.held(),
+        longest_wait_ms: look.longest_wait().map(whole_millis),
         waits_refused: look.waits_refused,
         matching: matching + if filter.is_empty() { look.omitted } else { 0 },
         locks: rows,
         deadlocks: &found.deadlocks,
         elections: elections(found),
+        jobs: found.jobs.iter().map(Job::new).collect(),
     }
 }
 
@@ -147,6 +177,36 @@ fn elections(found: &Found) -> Vec<Election<'_>> {
         })
     });
     elections.collect()
+}
+
+fn unix_millis(time: SystemTime) -> u64 {
+    whole_millis(
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default(),
+    )
+}
+
+impl<'a> Job<'a> {
+    fn new(job: &'a History) -> Job<'a> {
+        let run = |run: &'a RunRecord| Run {
+            slot_ms: unix_millis(run.slot),
+            attempt: run.attempt,
+            state: run.state.as_str(),
+            began_ms: unix_millis(run.began),
+            took_ms: run.took.map(whole_millis),
+            host: &run.host,
+            by: &run.by,
+            outcome: &run.outcome,
+            output: &run.output,
+        };
+        Job {
+            name: &job.name,
+            schedule: job.schedule.as_ref().map(ToString::to_string),
+            next_ms: job.next_run(SystemTime::now()).map(unix_millis),
+            skipped: job.skipped,
+            runs: job.runs.iter().map(run).collect(),
+        }
+    }
 }
 
 impl<'a> Row<'a> {
@@ -198,7 +258,7 @@ mod tests {
 
     use super::*;
     use crate::look::Look;
-    use crate::look::history::History;
+    use crate::look::history::History as Changes;
 
     #[test]
     fn state_is_bounded_and_has_the_numbers_of_the_rest() {
@@ -234,7 +294,7 @@ mod tests {
         };
         let none = state(&latest, "", 10);
         assert!(none["failure"].is_string() && none["time_ms"].is_null());
-        latest.found = Some(Found::new(look, &mut History::default()).into());
+        latest.found = Some(Found::new(look, &mut Changes::default()).into());
         let all = state(&latest, "", 10);
         assert_eq!(
             (&all["held"], &all["matching"]),

@@ -1,4 +1,4 @@
-//! The HTTP servers of `redlatch exporter` and `elect --http`: no client keeps others from an
+//! The HTTP servers of `redlatch serve` and `elect --http`: no client keeps others from an
 //! answer.
 
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -30,11 +30,12 @@ struct Client {
 }
 
 #[rustfmt::skip]
-const CLIENTS_THAT_HINDER: [Client; 5] = [
+const CLIENTS_THAT_HINDER: [Client; 6] = [
     Client { what: "idle", sends: b"", drips: false },
     Client { what: "slow", sends: b"GET /metrics HTTP/1.1\r\nX: ", drips: true },
     Client { what: "begins a request", sends: b"GET /metrics HTTP/1.1\r\nHost:", drips: false },
     Client { what: "never reads", sends: REQUEST, drips: false },
+    Client { what: "never reads a stream", sends: b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n", drips: false },
     Client { what: "sends garbage", sends: b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\r\n\r\n\0\xff", drips: true },
 ];
 

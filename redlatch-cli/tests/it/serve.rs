@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
+use redlatch::job::Cron;
 use redlatch_testkit::Server;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -55,6 +58,7 @@ fn page_shows_locks() {
     markup_is_shown_as_text(&mut browser);
     many_locks_are_bounded_and_filtered(&mut browser);
     outage_is_shown_with_the_last_reading(&mut browser);
+    runs_of_jobs_are_squares(&mut browser);
 }
 
 fn locks_are_taken_waited_for_and_lost(browser: &mut Browser) {
@@ -173,6 +177,58 @@ fn outage_is_shown_with_the_last_reading(browser: &mut Browser) {
     serve.signal(Signal::TERM);
     serve.finish().expect(143);
     browser.until_shows(&["not connected", "No connection to redlatch serve."]);
+}
+
+fn runs_of_jobs_are_squares(browser: &mut Browser) {
+    let server = Server::start();
+    let (_serve, address) = serve(&server, &["--interval", "100ms"]);
+    browser.open(&format!("http://{address}/"));
+    with_job(&server, || {
+        browser.until_shows(&["Jobs", "each second", "ok, "]);
+        for (class, count) in [("failed", "=== 1"), ("ok", ">= 1")] {
+            let squares = format!("document.querySelectorAll('.run.{class}').length {count}");
+            until(&squares, || browser.value(&squares) == true);
+        }
+        let title = browser.value("document.querySelector('.run.failed').title");
+        assert!(title.as_str().unwrap().contains("out of paper"), "{title}");
+        let run = &state(&address, "").0["jobs"][0]["runs"][0];
+        assert!(run["host"].is_string() && run["attempt"] == 1, "{run}");
+        for series in [
+            "redlatch_job_failures{job=\"each second\"} 1.0\n",
+            "redlatch_job_last_success_seconds{job=\"each second\"} 1",
+            "redlatch_job_last_duration_seconds{job=\"each second\"} ",
+        ] {
+            let metrics = request(&address, "GET /metrics");
+            assert!(metrics.contains(series), "{series}: {metrics}");
+        }
+    });
+}
+
+/// Runs a job each second, whose first run fails, while a test runs.
+fn with_job(server: &Server, test: impl FnOnce()) {
+    let url = server.url();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let runs = AtomicUsize::new(0);
+    let work = async |_| match runs.fetch_add(1, Ordering::Relaxed) {
+        0 => Err("out of paper"),
+        _ => Ok(()),
+    };
+    let jobs = async move {
+        let client = redlatch::Client::connect(&url).await.unwrap();
+        let job = client.job("each second");
+        let job = job.schedule(Cron::parse("* * * * * *").unwrap());
+        let stopped = async { drop(stopped.await) };
+        job.run_until(stopped, work).await.unwrap();
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || runtime.block_on(jobs));
+        test();
+        drop(stop);
+    });
 }
 
 #[test]
@@ -295,35 +351,32 @@ fn hundred_pages_share_the_looks() {
         };
         scan.split_once(',').unwrap().0.parse().unwrap()
     };
+    let mut looks = BTreeSet::new();
     // Returns when the look of the next event began.
-    let next = |page: &mut BufReader<TcpStream>| loop {
+    let mut next = |page: &mut BufReader<TcpStream>| {
         let mut line = String::new();
-        assert!(
-            page.read_line(&mut line).unwrap() > 0,
-            "the stream has ended"
-        );
-        if let Some(data) = line.strip_prefix("data: ") {
-            let state: Value = serde_json::from_str(data).unwrap();
-            return state["time_ms"].as_u64();
+        while !line.starts_with("data: ") {
+            line.clear();
+            let read = page.read_line(&mut line).unwrap();
+            assert!(read > 0, "the stream has ended");
         }
+        let state: Value = serde_json::from_str(&line["data: ".len()..]).unwrap();
+        let began = state["time_ms"].as_u64();
+        looks.insert(began);
+        began
     };
-    let mut looks = BTreeSet::from([next(&mut pages[0])]);
+    next(&mut pages[0]);
     let before = scans();
     for page in &mut pages {
         let first = next(page);
-        until("two more looks", || next(page) > first);
-        until("two more looks", || next(page) > first);
+        while next(page) == first {}
     }
-    assert!(
-        request(&address, "GET /metrics").starts_with("HTTP/1.1 200 "),
-        "beside the pages"
-    );
+    let metrics = request(&address, "GET /metrics");
+    assert!(metrics.starts_with("HTTP/1.1 200 "), "beside the pages");
     let scans = scans() - before;
     let latest = state(&address, "").0["time_ms"].as_u64();
-    while looks.last() < Some(&latest) {
-        looks.insert(next(&mut pages[0]));
-    }
-    // Of objects, queues and clients, and one look may not have ended.
+    while next(&mut pages[0]) < latest {}
+    // Of objects, queues, clients and jobs, and one look may not have ended.
     let most = 4 * (looks.len() as u64 + 1);
     assert!(scans <= most, "{scans} scans in {} looks", looks.len());
 }

@@ -108,6 +108,7 @@ fn wrong_usage_of_other_commands_is_rejected() {
         (&["--url", "http://h", "ls"], "http"),
         (&["completions"], "SHELL"),
         (&["exporter", "--interval", "99ms"], "at least 100ms"),
+        (&["serve", "--refresh", "99ms"], "at least 100ms"),
         (&["completions", "tcsh"], "bash, zsh, fish"),
         (&["--log-format", "xml", "ls"], "text, json"),
         (&["show", "n", "-q", "--json"], "--json cannot be used"),

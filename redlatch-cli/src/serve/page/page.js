@@ -16,7 +16,7 @@ const safe = (text) =>
 function time(ms) {
   if (ms == null) return "–";
   const s = Math.floor(ms / 1000);
-  if (s < 1) return `${Math.floor(ms)} ms`;
+  if (s < 1) return `${Math.max(0, Math.floor(ms))} ms`;
   if (s < 60) return `${s} s`;
   const two = (n) => String(n).padStart(2, "0");
   if (s < 3600) return `${Math.floor(s / 60)} min ${two(s % 60)} s`;
@@ -28,9 +28,9 @@ const number = (n) => n.toLocaleString("en");
 const counted = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 
 /** Sets the text of an element if it is another one, so that a selection remains. */
-function fill(element, text) {
+const fill = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
-}
+};
 
 function make(tag, className, text = "") {
   const element = document.createElement(tag);
@@ -61,20 +61,19 @@ function sync(parent, items, create, update, keyOf = (_, i) => i + 1) {
   }
 }
 
-/** A body of a table with a cell for each title; `wide`: those that have a line of their own on a phone. */
-function body(titles, wide) {
+/** A body of a table with a cell for each title; the first ones have a line of their own on a phone. */
+function body(table, wide) {
   const element = make("tbody");
   const row = element.appendChild(make("tr"));
-  titles.forEach((title, i) => {
-    const cell = row.appendChild(make("td", i < wide ? "wide" : "time"));
-    cell.dataset.title = title;
+  [...table.querySelectorAll("th")].forEach((title, i) => {
+    row.appendChild(make("td", i < wide ? "wide" : "time")).dataset.title = title.textContent;
   });
   return element;
 }
 
 const cells = (element) => element.firstChild.children;
 
-const nameOf = (party) => (party.client ? safe(party.client) : safe(party.owner));
+const nameOf = (party) => safe(party.client ?? party.owner);
 
 function holderText(lock) {
   if (lock.total_permits != null) return `${lock.holder_count} of ${lock.total_permits} permits`;
@@ -85,18 +84,17 @@ function holderText(lock) {
   return nameOf(first) + side + more;
 }
 
-function lease(lock) {
-  if (!lock.holders.length) return "–";
-  const left = lock.holders.map((one) => one.remaining_ms);
-  return left.includes(null) ? "forever" : time(Math.max(...left));
+function lease({ holders }) {
+  const left = holders.map((one) => one.remaining_ms);
+  return left.includes(null) ? "forever" : left.length ? time(Math.max(...left)) : "–";
 }
 
 function createLock(lock) {
-  const element = body(["Name", "Holder", "Held for", "Queue", "Longest wait", "Lease left"], 2);
+  const element = body($("locks"), 2);
   const [name, holder, , queue] = cells(element);
   const button = name.appendChild(make("button", "name"));
   name.append(make("span", "kind"));
-  holder.append(make("span", "holder"), make("span", "note"));
+  holder.append(make("span"), make("span", "note"));
   queue.className = "queue";
   queue.append(make("span"), make("span", "pips"));
   const details = element.appendChild(make("tr", "details")).appendChild(make("td"));
@@ -114,11 +112,11 @@ function createLock(lock) {
 function updateLock(element, lock) {
   const [name, holder, age, queue, wait, left] = cells(element);
   fill(name.firstChild, safe(lock.name));
-  fill(name.lastChild, lock.kind + (lock.token == null ? "" : ` · token ${lock.token}`));
+  fill(name.lastChild, lock.kind + (lock.kind === "fenced" ? ` · token ${lock.token}` : ""));
   fill(holder.firstChild, holderText(lock));
-  holder.firstChild.className = lock.holders[0]?.client || !lock.holders[0] ? "holder" : "holder owner";
-  const note = lock.holders[0]?.note;
-  fill(holder.lastChild, note ? `“${safe(note)}”` : "");
+  const first = lock.total_permits == null && lock.holders[0];
+  holder.firstChild.className = first && !first.client ? "owner" : "";
+  fill(holder.lastChild, first?.note ? `“${safe(first.note)}”` : "");
   fill(age, lock.age_ms == null ? "–" : (lock.age_at_least ? "≥ " : "") + time(lock.age_ms));
   fill(queue.firstChild, lock.waiter_count ? number(lock.waiter_count) : "–");
   fill(queue.lastChild, "●".repeat(Math.min(lock.waiter_count, 8)) + (lock.waiter_count > 8 ? "…" : ""));
@@ -139,7 +137,7 @@ function updateDetails(list, lock) {
     if (party.age_ms != null) parts.push(`for ${time(party.age_ms)}`);
     if (party.note) parts.push(`“${safe(party.note)}”`);
     if (party.client) parts.push(`owner ${safe(party.owner)}`);
-    return { role, party, text: parts.join(", ") };
+    return { role, text: parts.join(", ") };
   };
   const more = (all, shown, what) =>
     all > shown.length ? [{ text: `and ${counted(all - shown.length, what)} more` }] : [];
@@ -156,13 +154,8 @@ function updateDetails(list, lock) {
   });
 }
 
-function createCycle() {
-  const element = make("div", "cycle");
-  element.append(make("h2"), make("div"));
-  return element;
-}
-
 function updateCycle(element, { possible, waits }) {
+  if (!element.firstChild) element.append(make("h2"), make("div"));
   const who = (party) => {
     const at = party.registered;
     return safe(at ? `${at.label ?? at.program}@${at.host} (pid ${at.pid})` : party.owner);
@@ -173,22 +166,27 @@ function updateCycle(element, { possible, waits }) {
     fill(line, `${who(wait.waiter)} waits for ${safe(wait.name)}, held by ${wait.holders.map(who).join(" and ")}`));
 }
 
-function createElection() {
-  const element = body(["Name", "Leader", "Value", "Epoch", "Leads for", "Candidates"], 3);
-  const [name, leader, value] = cells(element);
-  name.classList.add("name");
-  value.classList.add("name");
-  return element;
+function updateElection(element, { name, client, leader, value, epoch, age_ms, candidates }) {
+  const texts = [safe(name), safe(client ?? leader), safe(value), String(epoch), time(age_ms), number(candidates)];
+  texts.forEach((text, i) => fill(cells(element)[i], text));
+  cells(element)[0].classList.add("name");
+  cells(element)[2].classList.add("name");
 }
 
-function updateElection(element, election) {
-  const [name, leader, value, epoch, age, candidates] = cells(element);
-  fill(name, safe(election.name));
-  fill(leader, safe(election.client ?? election.leader ?? ""));
-  fill(value, safe(election.value ?? ""));
-  fill(epoch, String(election.epoch ?? "–"));
-  fill(age, time(election.age_ms));
-  fill(candidates, number(election.candidates));
+function updateJob(element, job) {
+  const [name, runs, last, next] = cells(element);
+  const [latest] = job.runs;
+  fill(name, safe(job.name));
+  name.className = "wide name";
+  if (!runs.firstChild) runs.append(make("div", "runs"));
+  // The latest run is on the right.
+  sync(runs.firstChild, [...job.runs].reverse(), () => make("span"), (square, run) => {
+    square.className = `run ${run.state}`;
+    square.title = safe(`${new Date(run.slot_ms).toLocaleString()}: ${run.outcome || run.state}, ${time(run.took_ms)}, ${run.host}`);
+  }, (run) => `${run.slot_ms} ${run.attempt}`);
+  fill(last, latest ? `${latest.state}, ${time(state.time_ms - latest.began_ms)} ago` : "–");
+  last.classList.toggle("bad", latest?.state === "failed" || latest?.state === "lost");
+  fill(next, job.next_ms == null ? "–" : `in ${time(Math.max(0, job.next_ms - state.time_ms))}`);
 }
 
 function render() {
@@ -197,32 +195,36 @@ function render() {
   fill($("source"), `${state.store}${state.pattern === "*" ? "" : ` · ${state.pattern}`}`);
   fill($("version"), `redlatch ${state.version}`);
   if (state.time_ms == null) return;
-  const sum = (of) => Object.values(state.kinds).reduce((all, one) => all + one[of], 0);
-  const waiters = sum("waiters");
-  const longest = Math.max(-1, ...state.locks.map((lock) => lock.wait_ms ?? -1));
+  const waiters = Object.values(state.kinds).reduce((sum, kind) => sum + kind.waiters, 0);
   fill($("held"), number(state.held));
   fill($("waiting"), number(waiters));
-  fill($("longest"), longest < 0 ? "–" : time(longest));
-  $("longest").classList.toggle("warm", longest >= 0);
+  fill($("longest"), time(state.longest_wait_ms));
   fill($("cycles"), number(state.deadlocks.length));
-  $("cycles").classList.toggle("bad", state.deadlocks.length > 0);
   fill($("leaders"), number(state.elections.length));
-  fill($("counters"), number(state.kinds["semaphore or latch"]?.objects ?? 0));
+  fill($("took"), time(state.took_ms));
+  $("longest").classList.toggle("warm", state.longest_wait_ms != null);
+  $("cycles").classList.toggle("bad", state.deadlocks.length > 0);
   document.title = `${state.deadlocks.length ? "⚠ " : ""}${counted(waiters, "waiter")} – redlatch`;
   $("refused").hidden = !state.waits_refused;
   $("deadlocks").hidden = !state.deadlocks.length;
-  sync($("deadlocks"), state.deadlocks, createCycle, updateCycle);
-  const names = new Set(state.locks.map((lock) => lock.name));
-  open.forEach((name) => names.has(name) || open.delete(name));
-  sync($("locks").querySelector("table"), state.locks, createLock, updateLock, (lock) => lock.name);
-  $("locks").querySelector("table").hidden = !state.locks.length;
+  sync($("deadlocks"), state.deadlocks, () => make("div", "cycle"), updateCycle);
+  const locks = $("locks").querySelector("table");
+  locks.hidden = !state.locks.length;
+  sync(locks, state.locks, createLock, updateLock, (lock) => lock.name);
+  open.forEach((name) => state.locks.some((lock) => lock.name === name) || open.delete(name));
   const shown = state.locks.length;
   fill($("matching"), number(state.matching));
   const none = $("filter").value ? "No lock matches." : "No lock is held.";
   const rest = `The ${number(shown)} locks with the longest waits are shown, and ${number(state.matching - shown)} are not: use the filter.`;
   fill($("rest"), !shown ? none : shown < state.matching ? rest : "");
-  $("elections").hidden = !state.elections.length;
-  sync($("elections").querySelector("table"), state.elections, createElection, updateElection, (one) => one.name);
+  table("elections", state.elections, 3, updateElection);
+  table("jobs", state.jobs, 2, updateJob);
+}
+
+/** Shows a section with a table, if it has rows. */
+function table(id, items, wide, update) {
+  $(id).hidden = !items.length;
+  sync($(id).querySelector("table"), items, () => body($(id), wide), update, (one) => one.name);
 }
 
 /** Shows how current the state is. */
@@ -234,7 +236,7 @@ function tick() {
   if (lost != null && now - lost > 2000) [text, kind, alarm] = ["not connected", "bad", `No connection to redlatch serve.${last}`];
   else if (!state) [text, kind] = ["connecting…", "wait"];
   else if (state.failure) [text, kind, alarm] = ["store does not answer", "bad", `${safe(state.failure)}.${last}`];
-  else if (age > 20000) [text, kind, alarm] = ["no new reading", "wait", `Waiting for the store.${last}`];
+  else if (age > 20000 + 3 * state.took_ms) [text, kind, alarm] = ["no new reading", "wait", `Waiting for the store.${last}`];
   fill($("status"), text);
   $("status").className = kind;
   fill($("alarm"), alarm);
