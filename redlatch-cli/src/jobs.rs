@@ -14,7 +14,7 @@ use crate::{duration, store, text};
 
 /// A job in JSON.
 #[derive(Debug, Serialize)]
-struct Job<'a> {
+pub(crate) struct Job<'a> {
     name: &'a str,
     schedule: Option<&'a str>,
     tz: Option<&'a str>,
@@ -25,7 +25,7 @@ struct Job<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Run<'a> {
+pub(crate) struct Run<'a> {
     slot: String,
     attempt: u32,
     state: &'static str,
@@ -88,7 +88,7 @@ fn utc(time: SystemTime) -> String {
     format!("{date}T{time}Z")
 }
 
-fn to_json(history: &History, now: SystemTime) -> Job<'_> {
+pub(crate) fn to_json(history: &History, now: SystemTime) -> Job<'_> {
     let millis = |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     let runs = history.runs.iter().map(|run| Run {
         slot: utc(run.slot),

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use redlatch::job::History;
-use redlatch::{Client, Leader};
+use redlatch::{Client, Error, Leader};
 use tokio::sync::watch;
 
 use crate::args::Serve;
 use crate::exit::{self, Failure};
+use crate::jobs;
 use crate::look::Look;
 use crate::look::history::{Age, History as Changes};
 use crate::look::reader::{self, Reader};
@@ -21,9 +22,6 @@ use crate::why::{self, Deadlock};
 
 /// Limit of elections whose leaders are read at each look.
 const MAX_ELECTIONS: usize = 100;
-
-/// Limit of jobs whose histories are read at each look.
-const MAX_JOBS: usize = 100;
 
 /// What the latest looks have found.
 #[derive(Debug)]
@@ -202,7 +200,7 @@ async fn look(reader: &mut Reader, pattern: &str, changes: &mut Changes) -> Resu
     let mut found = Found::new(look, changes);
     found.deadlocks = why::in_json(&found.look.graph);
     found.leaders = leaders(&client, &found.look).await;
-    found.jobs = jobs(&client, pattern).await;
+    found.jobs = jobs(&client, pattern).await?;
     Ok(found)
 }
 
@@ -218,14 +216,12 @@ async fn leaders(client: &Client, look: &Look) -> HashMap<String, Leader> {
     leaders
 }
 
-/// Returns the histories of the jobs whose names match a pattern, as far as they can be read.
-async fn jobs(client: &Client, pattern: &str) -> Vec<History> {
-    let names = client.jobs(pattern).await.unwrap_or_default();
-    let mut jobs = Vec::new();
-    for name in names.into_iter().take(MAX_JOBS) {
-        jobs.extend(client.job(&name).history().await.ok().flatten());
+/// Returns the jobs whose names match a pattern, if they can be read.
+async fn jobs(client: &Client, pattern: &str) -> Result<Vec<History>, Error> {
+    match jobs::read_all(client, pattern).await {
+        Err(Error::NotPermitted { .. }) => Ok(Vec::new()),
+        jobs => jobs,
     }
-    jobs
 }
 
 #[cfg(test)]

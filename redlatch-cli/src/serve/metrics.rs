@@ -142,36 +142,37 @@ impl Collector for LatestMetrics {
             });
             gauges.add(name, help, unit, series)?;
         }
-        let jobs: [(_, _, _, fn(&History) -> Option<f64>); 3] = [
-            ("redlatch_job_last_success", SUCCESS, seconds, |job| {
-                let last = job.last_success()?;
-                let ended = last.began + last.took?;
-                let since = ended.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+        let jobs: [(_, _, _, fn(&History) -> Option<f64>); 4] = [
+            ("redlatch_job_last_success", JOB_SUCCESS, seconds, |job| {
+                let slot = job.last_success()?.slot;
+                let since = slot.duration_since(SystemTime::UNIX_EPOCH).ok()?;
                 Some(since.as_secs_f64())
             }),
-            ("redlatch_job_last_duration", DURATION, seconds, |job| {
+            ("redlatch_job_last_duration", JOB_DURATION, seconds, |job| {
                 let took = job.runs.iter().find_map(|run| run.took)?;
                 Some(took.as_secs_f64())
             }),
-            ("redlatch_job_failures", FAILURES, None, |job| {
-                let runs = job.runs.iter();
+            ("redlatch_job_failures", JOB_FAILURES, None, |job| {
                 let failed = |state| matches!(state, RunState::Failed | RunState::Lost);
-                Some(runs.filter(|run| failed(run.state)).count() as f64)
+                let failures = job.runs.iter().filter(|run| failed(run.state));
+                Some(failures.count() as f64)
+            }),
+            ("redlatch_job_skipped", JOB_SKIPPED, None, |job| {
+                Some(job.skipped as f64)
             }),
         ];
         for (name, help, unit, value) in jobs {
-            let series = found.jobs.iter();
-            let series = series.filter_map(|job| Some(([("job", &*job.name)], value(job)?)));
+            let jobs = found.jobs.iter().take(MAX_NAMES);
+            let series = jobs.filter_map(|job| Some(([("name", &*job.name)], value(job)?)));
             gauges.add(name, help, unit, series)?;
         }
         let objects = look.kinds.values().map(|counts| counts.objects);
-        let omitted = match self.with_names {
-            true => objects.sum::<usize>().saturating_sub(names.len()),
-            false => 0,
-        };
+        let objects = if self.with_names { objects.sum() } else { 0 };
+        let surplus_jobs = found.jobs.len().saturating_sub(MAX_NAMES);
+        let omitted = usize::saturating_sub(objects, names.len()) + surplus_jobs;
         gauges.add(
             "redlatch_exporter_omitted_names",
-            "Number of objects without series of their own",
+            "Number of objects and jobs without series of their own",
             None,
             [([], omitted as f64)],
         )
@@ -182,9 +183,11 @@ const HOLDERS: &str =
     "Number of owners that hold it, or of acquired permits of an expirable semaphore";
 const WAITERS: &str =
     "Number of owners in the queue of a fair lock, or that have waited for more than a second";
-const SUCCESS: &str = "When the latest run that succeeded ended, since the beginning of 1970";
-const DURATION: &str = "How long the latest run took that has ended";
-const FAILURES: &str = "Number of the latest runs, at most 20, that failed or were lost";
+const JOB_SUCCESS: &str =
+    "Scheduled time of the latest run that succeeded, since the beginning of 1970";
+const JOB_DURATION: &str = "How long the latest run took that has ended";
+const JOB_FAILURES: &str = "Number of failed and lost runs among the latest 20";
+const JOB_SKIPPED: &str = "Number of firings that were skipped because another run lasted";
 const LEASE: &str = "Time until the last hold ends unless it is renewed";
 
 /// Writes gauges.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use redlatch::job::{History, RunRecord};
 use serde::Serialize;
 
 use super::leader::Fields;
 use super::looks::{Found, Latest};
+use crate::jobs::{Job, to_json};
 use crate::look::history::Age;
 use crate::look::{self, Counts, Lock};
 use crate::show::whole_millis;
@@ -18,6 +18,9 @@ pub(super) const DEFAULT_LIMIT: usize = 100;
 
 /// How many holders and waiters of each lock are shown. Of all there is their number.
 const MAX_PARTIES: usize = 5;
+
+/// How many jobs are shown, by name.
+const MAX_JOBS: usize = 100;
 
 #[derive(Serialize)]
 pub(super) struct State<'a> {
@@ -96,32 +99,6 @@ struct Election<'a> {
     candidates: usize,
 }
 
-#[derive(Serialize)]
-struct Job<'a> {
-    name: &'a str,
-    schedule: Option<String>,
-    next_ms: Option<u64>,
-    /// How many firings were skipped, because another run lasted.
-    skipped: u64,
-    /// The latest one first.
-    runs: Vec<Run<'a>>,
-}
-
-#[derive(Serialize)]
-struct Run<'a> {
-    /// The time for which it was scheduled.
-    slot_ms: u64,
-    attempt: u32,
-    /// `running`, `ok`, `failed` or `lost`.
-    state: &'static str,
-    began_ms: u64,
-    took_ms: Option<u64>,
-    host: &'a str,
-    by: &'a str,
-    outcome: &'a str,
-    output: &'a str,
-}
-
 /// Returns the state, with at most so many locks whose names or holders contain the filter.
 pub(super) fn state<'a>(latest: &'a Latest, filter: &str, limit: usize) -> State<'a> {
     State {
@@ -148,8 +125,10 @@ fn shown<'a>(found: &'a Found, filter: &str, limit: usize) -> Shown<'a> {
             rows.push(Row::new(lock, age));
         }
     }
+    let since = look.time.duration_since(SystemTime::UNIX_EPOCH);
+    let jobs = found.jobs.iter().take(MAX_JOBS);
     Shown {
-        time_ms: unix_millis(look.time),
+        time_ms: whole_millis(since.unwrap_or_default()),
         age_ms: whole_millis(look.at.elapsed()),
         took_ms: whole_millis(look.took),
         kinds: &look.kinds,
@@ -160,7 +139,7 @@ fn shown<'a>(found: &'a Found, filter: &str, limit: usize) -> Shown<'a> {
         locks: rows,
         deadlocks: &found.deadlocks,
         elections: elections(found),
-        jobs: found.jobs.iter().map(Job::new).collect(),
+        jobs: jobs.map(|job| to_json(job, SystemTime::now())).collect(),
     }
 }
 
@@ -177,36 +156,6 @@ fn elections(found: &Found) -> Vec<Election<'_>> {
         })
     });
     elections.collect()
-}
-
-fn unix_millis(time: SystemTime) -> u64 {
-    whole_millis(
-        time.duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default(),
-    )
-}
-
-impl<'a> Job<'a> {
-    fn new(job: &'a History) -> Job<'a> {
-        let run = |run: &'a RunRecord| Run {
-            slot_ms: unix_millis(run.slot),
-            attempt: run.attempt,
-            state: run.state.as_str(),
-            began_ms: unix_millis(run.began),
-            took_ms: run.took.map(whole_millis),
-            host: &run.host,
-            by: &run.by,
-            outcome: &run.outcome,
-            output: &run.output,
-        };
-        Job {
-            name: &job.name,
-            schedule: job.schedule.as_ref().map(ToString::to_string),
-            next_ms: job.next_run(SystemTime::now()).map(unix_millis),
-            skipped: job.skipped,
-            runs: job.runs.iter().map(run).collect(),
-        }
-    }
 }
 
 impl<'a> Row<'a> {

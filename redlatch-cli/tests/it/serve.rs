@@ -194,9 +194,9 @@ fn runs_of_jobs_are_squares(browser: &mut Browser) {
         let run = &state(&address, "").0["jobs"][0]["runs"][0];
         assert!(run["host"].is_string() && run["attempt"] == 1, "{run}");
         for series in [
-            "redlatch_job_failures{job=\"each second\"} 1.0\n",
-            "redlatch_job_last_success_seconds{job=\"each second\"} 1",
-            "redlatch_job_last_duration_seconds{job=\"each second\"} ",
+            "redlatch_job_failures{name=\"each second\"} 1.0\n",
+            "redlatch_job_last_success_seconds{name=\"each second\"} 1",
+            "redlatch_job_last_duration_seconds{name=\"each second\"} ",
         ] {
             let metrics = request(&address, "GET /metrics");
             assert!(metrics.contains(series), "{series}: {metrics}");

@@ -182,11 +182,11 @@ function updateJob(element, job) {
   // The latest run is on the right.
   sync(runs.firstChild, [...job.runs].reverse(), () => make("span"), (square, run) => {
     square.className = `run ${run.state}`;
-    square.title = safe(`${new Date(run.slot_ms).toLocaleString()}: ${run.outcome || run.state}, ${time(run.took_ms)}, ${run.host}`);
-  }, (run) => `${run.slot_ms} ${run.attempt}`);
-  fill(last, latest ? `${latest.state}, ${time(state.time_ms - latest.began_ms)} ago` : "–");
+    square.title = safe(`${new Date(run.slot).toLocaleString()}: ${run.outcome || run.state}, ${time(run.took_ms)}, ${run.host}`);
+  }, (run) => `${run.slot} ${run.attempt}`);
+  fill(last, latest ? `${latest.state}, ${time(state.time_ms - Date.parse(latest.began))} ago` : "–");
   last.classList.toggle("bad", latest?.state === "failed" || latest?.state === "lost");
-  fill(next, job.next_ms == null ? "–" : `in ${time(Math.max(0, job.next_ms - state.time_ms))}`);
+  fill(next, job.next == null ? "–" : `in ${time(Date.parse(job.next) - state.time_ms)}`);
 }
 
 function render() {
