@@ -184,7 +184,8 @@ function updateJob(element, job) {
     square.className = `run ${run.state}`;
     square.title = safe(`${new Date(run.slot).toLocaleString()}: ${run.outcome || run.state}, ${time(run.took_ms)}, ${run.host}`);
   }, (run) => `${run.slot} ${run.attempt}`);
-  fill(last, latest ? `${latest.state}, ${time(state.time_ms - Date.parse(latest.began))} ago` : "–");
+  const end = latest?.state === "failed" ? `failed: ${latest.outcome}` : latest?.state;
+  fill(last, latest ? safe(`${end}, ${time(state.time_ms - Date.parse(latest.began))} ago`) : "–");
   last.classList.toggle("bad", latest?.state === "failed" || latest?.state === "lost");
   fill(next, job.next == null ? "–" : `in ${time(Date.parse(job.next) - state.time_ms)}`);
 }
@@ -218,7 +219,7 @@ function render() {
   const rest = `The ${number(shown)} locks with the longest waits are shown, and ${number(state.matching - shown)} are not: use the filter.`;
   fill($("rest"), !shown ? none : shown < state.matching ? rest : "");
   table("elections", state.elections, 3, updateElection);
-  table("jobs", state.jobs, 2, updateJob);
+  table("jobs", state.jobs, 3, updateJob);
 }
 
 /** Shows a section with a table, if it has rows. */
@@ -235,7 +236,7 @@ function tick() {
   let [text, kind, alarm] = [`live, ${time(Math.max(age, 1000))} ago`, "", ""];
   if (lost != null && now - lost > 2000) [text, kind, alarm] = ["not connected", "bad", `No connection to redlatch serve.${last}`];
   else if (!state) [text, kind] = ["connecting…", "wait"];
-  else if (state.failure) [text, kind, alarm] = ["store does not answer", "bad", `${safe(state.failure)}.${last}`];
+  else if (state.failure) [text, kind, alarm] = ["store does not answer", "bad", `The store does not answer: ${safe(state.failure)}.${last}`];
   else if (age > 20000 + 3 * state.took_ms) [text, kind, alarm] = ["no new reading", "wait", `Waiting for the store.${last}`];
   fill($("status"), text);
   $("status").className = kind;
