@@ -216,9 +216,10 @@ async fn leaders(client: &Client, look: &Look) -> HashMap<String, Leader> {
     leaders
 }
 
-/// Returns the jobs whose names match a pattern, if they can be read.
+/// Returns the jobs whose names match a pattern, without the outputs of their runs, if they can be
+/// read.
 async fn jobs(client: &Client, pattern: &str) -> Result<Vec<History>, Error> {
-    match jobs::read_all(client, pattern).await {
+    match jobs::read_all(client, pattern, false).await {
         Err(Error::NotPermitted { .. }) => Ok(Vec::new()),
         jobs => jobs,
     }

@@ -110,7 +110,7 @@ impl Collector for LatestMetrics {
             seconds,
             [([], ended.unwrap_or_default().as_secs_f64())],
         )?;
-        let kinds: [(_, _, fn(&Counts) -> usize); 3] = [
+        let kinds: [(_, _, Count); 3] = [
             ("redlatch_objects", "Number of objects", |of| of.objects),
             ("redlatch_holders", HOLDERS, |of| of.holders),
             ("redlatch_waiters", WAITERS, |of| of.waiters),
@@ -124,7 +124,7 @@ impl Collector for LatestMetrics {
         }
         let names = if self.with_names { MAX_NAMES } else { 0 };
         let names: Vec<_> = named(look).take(names).collect();
-        let counts: [(_, _, _, fn(&Named) -> Option<f64>); 3] = [
+        let counts: [(_, _, _, Value<Named>); 3] = [
             ("redlatch_object_holders", HOLDERS, None, |of| {
                 Some(of.holders as f64)
             }),
@@ -142,7 +142,7 @@ impl Collector for LatestMetrics {
             });
             gauges.add(name, help, unit, series)?;
         }
-        let jobs: [(_, _, _, fn(&History) -> Option<f64>); 4] = [
+        let jobs: [(_, _, _, Value<History>); 4] = [
             ("redlatch_job_last_success", JOB_SUCCESS, seconds, |job| {
                 let slot = job.last_success()?.slot;
                 let since = slot.duration_since(SystemTime::UNIX_EPOCH).ok()?;
@@ -178,6 +178,12 @@ impl Collector for LatestMetrics {
         )
     }
 }
+
+/// Returns one of the numbers.
+type Count = fn(&Counts) -> usize;
+
+/// Returns the value of a series, if it has one.
+type Value<T> = fn(&T) -> Option<f64>;
 
 const HOLDERS: &str =
     "Number of owners that hold it, or of acquired permits of an expirable semaphore";
