@@ -148,8 +148,8 @@ pub(crate) struct Doctor {
 
 /// Serve a page with all locks to browsers, and metrics to Prometheus.
 ///
-/// GET / is a page that shows the locks with their holders and waiters, possible deadlocks and
-/// elections, live. GET /metrics has the number of objects, holders and waiters of each kind, with
+/// GET / is a page that shows the locks with their holders and waiters, possible deadlocks,
+/// elections and jobs, live. GET /metrics has the number of objects, holders and waiters of each kind, with
 /// --names also of each name. GET /api/state has what the page shows, as JSON, and GET /healthz
 /// tells whether the store answers. Nothing that is served changes a lock. The services that use
 /// the locks need no change; they can export their own waiting times and losses with the library's
