@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
+.PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
 	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime chromium postgresql patch
 
 help:
@@ -11,6 +11,7 @@ help:
 	@echo "make interop  tests with the real Redisson (part of make test if a JDK and Maven are installed)"
 	@echo "make deb      the Debian package of the command, in target/debian"
 	@echo "make deb-test  builds that package, installs it into an empty root, uses it and removes it"
+	@echo "make packaging-test  checks Dockerfile, manifests, units and workflows, and starts the pods of the manifests"
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make bench-peers  redlatch beside other lock libraries; writes target/bench-peers.json, tables and plots"
@@ -111,6 +112,10 @@ deb:
 
 deb-test: redis
 	@tools/deb-test
+
+# Needs Go and modules from its proxy, and takes minutes when nothing is built: not part of `make test`.
+packaging-test:
+	@tools/packaging-test
 
 # The library's public API, one item a line.
 api: target/api.txt

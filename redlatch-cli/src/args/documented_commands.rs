@@ -1,10 +1,11 @@
-//! Checks that the command lines in the documentation and in the help are accepted.
+//! Checks that the command lines in the documentation, the help and `packaging/` are accepted.
 //!
 //! 1. Lines of `sh` blocks, lines of other blocks that begin with `$ redlatch`, and the examples in
 //!    the help must parse.
 //! 2. Code in running text, such as `redlatch show --quiet`, may lack arguments, but its options
 //!    and values must exist.
-//! 3. A word in capitals stands for any value, and `…` for more words.
+//! 3. In `packaging/`, the arguments of containers, which are on one line, and `ExecStart` of units.
+//! 4. A word in capitals stands for any value, and `…` for more words.
 
 use std::path::Path;
 
@@ -29,6 +30,7 @@ fn documented_command_lines_are_accepted() {
     pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     pages.push(root.join("README.md"));
     let mut documented = examples_in_help();
+    documented.extend(packaged(&root.join("packaging")));
     for page in pages {
         let text = std::fs::read_to_string(&page).unwrap();
         documented.extend(in_page(&page.display().to_string(), &text));
@@ -131,6 +133,40 @@ fn in_page(page: &str, text: &str) -> Vec<Documented> {
             paragraph.push_str(line);
             paragraph.push(' ');
         }
+    }
+    found
+}
+
+/// Returns what the manifests and units in a directory run.
+fn packaged(directory: &Path) -> Vec<Documented> {
+    let mut found = Vec::new();
+    for file in ["kubernetes", "systemd"]
+        .iter()
+        .flat_map(|folder| std::fs::read_dir(directory.join(folder)).unwrap())
+    {
+        let path = file.unwrap().path();
+        let before = found.len();
+        for line in std::fs::read_to_string(&path).unwrap().lines() {
+            let line = line.trim_start().trim_start_matches('#');
+            let line = if let Some(args) = line.strip_prefix("args: ") {
+                let args: Vec<String> = serde_json::from_str(args).unwrap();
+                format!("redlatch '{}'", args.join("' '"))
+            } else if let Some(command) = line.strip_prefix("ExecStart=/usr/bin/") {
+                command.to_owned()
+            } else {
+                continue;
+            };
+            found.push(Documented {
+                source: path.display().to_string(),
+                line,
+                is_mention: false,
+            });
+        }
+        assert!(
+            found.len() > before || path.ends_with("store.yaml"),
+            "{} runs nothing",
+            path.display()
+        );
     }
     found
 }
