@@ -25,15 +25,17 @@ import (
 // How long anything may take that takes a moment.
 const patience = time.Minute
 
-// The program that the image starts.
-const entrypoint = "/usr/bin/redlatch"
+// The program that the image starts, and what its base image has besides libraries.
+const (
+	entrypoint = "/usr/bin/redlatch"
+	zones      = "/usr/share/zoneinfo"
+)
 
-// What the manifests call a program of their own. It ends in order on SIGTERM, and leaves an orphan.
-const application = `#!/bin/sh
-trap 'exit 0' TERM
-(sleep 1000 &)
-while :; do sleep 1 & wait $!; done
-`
+// The programs of the manifests: one that ends in order on SIGTERM, and jobs.
+const (
+	application = "#!/bin/sh\ntrap 'exit 0' TERM\nwhile :; do sleep 1 & wait $!; done\n"
+	job         = "#!/bin/sh\necho this job has run\n"
+)
 
 // A file system with what the image has, and a server that the pods reach in it.
 type environment struct {
@@ -93,6 +95,9 @@ func newEnvironment(program string) (_ *environment, err error) {
 		if err := env.copy(source, target); err != nil {
 			return nil, err
 		}
+	}
+	if err := os.CopyFS(filepath.Join(root, zones), os.DirFS(zones)); err != nil {
+		return nil, err
 	}
 	return env, env.startServer()
 }
@@ -178,6 +183,8 @@ type template struct {
 	container  corev1.Container
 	// Where `redlatch elect --http` listens.
 	electionPort string
+	// It has a crontab.
+	hasJobs bool
 }
 
 // Starts all pods, replaces one after the other by a new one, as a rolling update does, and ends them.
@@ -218,7 +225,7 @@ func (env *environment) runDeployment(deployment *appsv1.Deployment, objects *ob
 		}
 	}
 	for range *deployment.Spec.Replicas {
-		if err := awaitLeader(pods); err != nil {
+		if err := awaitWork(pods); err != nil {
 			return err
 		}
 		if err := start(); err != nil {
@@ -229,7 +236,7 @@ func (env *environment) runDeployment(deployment *appsv1.Deployment, objects *ob
 		}
 		pods = pods[1:]
 	}
-	if err := awaitLeader(pods); err != nil {
+	if err := awaitWork(pods); err != nil {
 		return err
 	}
 	for _, pod := range pods {
@@ -241,9 +248,15 @@ func (env *environment) runDeployment(deployment *appsv1.Deployment, objects *ob
 	return nil
 }
 
-// Writes the files that the container mounts and the programs that its arguments and crontab name.
+// Writes the files that the container mounts, and the programs that its arguments and its crontab name.
 func (env *environment) mountVolumes(template *template, objects *objects) error {
-	text := strings.Join(template.container.Args, "\n")
+	program := regexp.MustCompile(`/app/\w+`)
+	programs := map[string]string{}
+	for _, arg := range template.container.Args {
+		if program.MatchString(arg) {
+			programs[arg] = application
+		}
+	}
 	for _, mount := range template.container.VolumeMounts {
 		for _, volume := range template.deployment.Spec.Template.Spec.Volumes {
 			if volume.Name != mount.Name {
@@ -254,7 +267,14 @@ func (env *environment) mountVolumes(template *template, objects *objects) error
 				files = objects.configMaps[volume.ConfigMap.Name].Data
 			}
 			for name, content := range files {
-				text += "\n" + content
+				if name == "crontab" {
+					template.hasJobs = true
+					for _, name := range program.FindAllString(content, -1) {
+						programs[name] = job
+					}
+					// Each second.
+					content = regexp.MustCompile(`(?m)^([*0-9/]+ ){5}`).ReplaceAllString(content, "* * * * * * ")
+				}
 				content = regexp.MustCompile(`url = ".*"`).ReplaceAllString(content, `url = "redis+unix:///run/redis.sock"`)
 				if err := env.write(filepath.Join(mount.MountPath, name), []byte(content), 0o644); err != nil {
 					return err
@@ -262,8 +282,8 @@ func (env *environment) mountVolumes(template *template, objects *objects) error
 			}
 		}
 	}
-	for _, name := range regexp.MustCompile(`/app/\w+`).FindAllString(text, -1) {
-		if err := env.write(name, []byte(application), 0o755); err != nil {
+	for name, content := range programs {
+		if err := env.write(name, []byte(content), 0o755); err != nil {
 			return err
 		}
 	}
@@ -274,8 +294,9 @@ type pod struct {
 	*template
 	process *exec.Cmd
 	address string
-	output  bytes.Buffer
-	exited  chan struct{}
+	// The file with its output.
+	log    string
+	exited chan struct{}
 }
 
 // As a container runtime does: own process ids, network and mounts, a root file system that cannot be written, no rights.
@@ -316,7 +337,13 @@ func (env *environment) start(template *template) (*pod, error) {
 	pod.process = exec.Command("sh", args...)
 	pod.process.Dir = "/"
 	pod.process.Env = environment
-	pod.process.Stdout, pod.process.Stderr = &pod.output, &pod.output
+	pod.log = filepath.Join(env.root, "run", pod.address)
+	output, err := os.Create(pod.log)
+	if err != nil {
+		return nil, err
+	}
+	defer output.Close()
+	pod.process.Stdout, pod.process.Stderr = output, output
 	pod.process.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET,
 		Pdeathsig:  syscall.SIGKILL,
@@ -365,8 +392,12 @@ func (pod *pod) handles(signal syscall.Signal) (bool, error) {
 	return false, nil
 }
 
-// Waits until exactly one pod says that it leads, if they campaign.
-func awaitLeader(pods []*pod) error {
+// Waits until the pods do what they are for: exactly one says that it leads, or one of them has run a job since this call.
+func awaitWork(pods []*pod) error {
+	if pods[0].hasJobs {
+		before := runs(pods)
+		return pods[0].wait("run a job", func() (bool, error) { return runs(pods) > before, nil })
+	}
 	if pods[0].electionPort == "" {
 		return nil
 	}
@@ -382,6 +413,14 @@ func awaitLeader(pods []*pod) error {
 		}
 		return leaders == 1, nil
 	})
+}
+
+func runs(pods []*pod) int {
+	count := 0
+	for _, pod := range pods {
+		count += strings.Count(pod.printed(), "this job has run")
+	}
+	return count
 }
 
 // Returns the status of an answer to a request from within the pod, or 0 without an answer.
@@ -428,13 +467,18 @@ func (pod *pod) end() error {
 	case <-pod.exited:
 	case <-time.After(patience):
 		pod.kill()
-		return fmt.Errorf("a pod does not end after SIGTERM: %s", pod.output.String())
+		return fmt.Errorf("a pod does not end after SIGTERM: %s", pod.printed())
 	}
 	// 143: the signal reached a pod that had nothing to end.
 	if code := pod.process.ProcessState.ExitCode(); code != 0 && code != 128+int(syscall.SIGTERM) {
-		return fmt.Errorf("a pod ends with %v: %s", pod.process.ProcessState, pod.output.String())
+		return fmt.Errorf("a pod ends with %v: %s", pod.process.ProcessState, pod.printed())
 	}
 	return nil
+}
+
+func (pod *pod) printed() string {
+	output, _ := os.ReadFile(pod.log)
+	return string(output)
 }
 
 func (pod *pod) kill() {
@@ -454,7 +498,7 @@ func (pod *pod) wait(what string, isDone func() (bool, error)) error {
 	})
 	if err != nil {
 		pod.kill()
-		return fmt.Errorf("%w\n%s", err, pod.output.String())
+		return fmt.Errorf("%w\n%s", err, pod.printed())
 	}
 	return nil
 }
