@@ -25,6 +25,8 @@ pub(crate) struct Keyspace {
     subscribers: HashMap<String, usize>,
     /// Origin of timestamps: the time of the first one.
     origin: Option<Instant>,
+    /// A time, and how far it is from 1970 by the clock.
+    clock: (Instant, Duration),
     /// Number of keys after the last sweep.
     swept_to: usize,
 }
@@ -158,8 +160,21 @@ impl Keyspace {
             published: Vec::new(),
             subscribers: HashMap::new(),
             origin: None,
+            clock: (now, Duration::ZERO),
             swept_to: 0,
         }
+    }
+
+    /// Sets the clock, which stands at 1970 at first.
+    pub(crate) fn set_clock(&mut self, since_1970: Duration) {
+        self.clock = (self.now, since_1970);
+    }
+
+    /// Returns the time by the clock, in µs since 1970. The clock is never set back.
+    pub(crate) fn clock_micros(&self) -> i64 {
+        let (at, since_1970) = self.clock;
+        let time = since_1970 + self.now.saturating_duration_since(at);
+        i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
     }
 
     /// Returns the value of `key`. Fails if it has another type.

@@ -25,6 +25,9 @@ impl Lease {
     /// Time for which a waiting writer blocks new readers after its last attempt.
     pub(crate) const WRITER_PREFERENCE: Lease = Lease { millis: 10_000 };
 
+    /// How long a fencing token that follows the clock is kept after the clock has passed it: a day.
+    pub(crate) const TOKEN_GRACE: Lease = Lease { millis: 86_400_000 };
+
     /// Truncates to whole milliseconds: the lease may end earlier here than in the store, never later.
     pub(crate) fn new(lease: Duration) -> Result<Lease> {
         let millis = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);

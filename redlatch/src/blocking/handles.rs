@@ -150,6 +150,7 @@ forward! { [SpinLock] "crate::SpinLock" {
 } }
 
 forward! { [FencedLock] "crate::FencedLock" {
+    set clock_tokens();
     run current_token() -> u64;
     run advance_token(at_least: u64) -> u64;
     run delete_token() -> bool;

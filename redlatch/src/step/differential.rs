@@ -59,6 +59,9 @@ const FOREIGN_TEXT: &str = "text of another program";
 /// Timestamps above this, in milliseconds, mean never.
 const NEVER_MS: i64 = 900_000_000_000_000;
 
+/// Times to live above this, in milliseconds, count as equal.
+const FAR_MS: i64 = 1_000_000_000_000;
+
 /// Returns a lease of `multiple` times [`TIME_UNIT`].
 pub(crate) fn lease(multiple: u32) -> Lease {
     Lease::new(TIME_UNIT * multiple).unwrap()
@@ -196,7 +199,7 @@ pub(crate) fn assert_covered(covered: &BTreeMap<&str, u32>, cases: &[&str]) {
 pub(crate) fn number_texts() -> impl Strategy<Value = String> {
     let numbers = prop_oneof![
         3 => -1..9i64,
-        1 => any::<i64>(),
+        1 => any::<i64>().prop_filter("follows the clock", |number| !is_clock_token(*number)),
         1 => Just(i64::MAX),
         1 => Just(i64::MAX - 1),
         1 => Just(i64::MIN),
@@ -265,8 +268,10 @@ pub(crate) struct Differential {
     server_time: Duration,
     /// The same time as an instant: it moves with the server's clock.
     now: Instant,
-    /// How far the keyspace's clock is ahead of `now`. On the server, expiry times and timestamps
-    /// are reduced instead.
+    /// The server's clock when the history began.
+    started: Duration,
+    /// How far the keyspace's clock is ahead of `now`. On the server, expiry times, timestamps and
+    /// tokens that follow the clock are reduced instead.
     clock_offset: Duration,
     /// The subscribed channels; `None` means all.
     subscribed: Option<BTreeSet<String>>,
@@ -293,12 +298,14 @@ impl Differential {
         connection.psubscribe("*").await.unwrap();
         let now = Instant::now();
         let time = redis::cmd("TIME").query_async(&mut connection).await;
+        let server_time = server_time(time.unwrap());
         Differential {
-            server_time: server_time(time.unwrap()),
+            server_time,
             connection,
             pushes,
             keyspace: Keyspace::new(now),
             now,
+            started: server_time,
             clock_offset: Duration::ZERO,
             subscribed: None,
             steps: 0,
@@ -332,6 +339,8 @@ impl Differential {
 
     async fn reset(&mut self) {
         self.keyspace = Keyspace::new(self.now);
+        self.keyspace.set_clock(self.server_time);
+        self.started = self.server_time;
         for channel in self.subscribed.iter().flatten() {
             self.keyspace.set_subscriber_count(channel, 1);
         }
@@ -425,11 +434,12 @@ impl Differential {
             redis::Value::ServerError(error) => Err(Error::Refused {
                 reason: error.to_string(),
             }),
-            reply => step.decode(script_reply(reply)),
+            reply => step.decode(self.not_reduced(script_reply(reply))),
         };
         let rule = step.apply(self.keyspace_at_now());
+        let started = self.started;
         let comparable = |reply: &Result<R>| match reply {
-            Ok(reply) => Ok(reply.comparable()),
+            Ok(reply) => Ok(clock_tokens_in_units(&reply.comparable(), started)),
             // WRONGKIND (from the script) and WRONGTYPE (from Redis) count as equal.
             Err(error) => Err(match error {
                 Error::Refused { reason } if reason.contains("WRONG") => "wrong kind".to_owned(),
@@ -519,7 +529,14 @@ impl Differential {
     pub(crate) async fn advance(&mut self, time: Duration) {
         self.clock_offset += time;
         let age_script = redis::Script::new(&format!(
-            "for _, key in ipairs(redis.call('KEYS', '*')) do
+            "local function reduced(text)
+                local token = string.match(text, '^%d+$') and tonumber(text)
+                if token and token >= {MIN_CLOCK_TOKEN} and token < {CLOCK_TOKEN_END} then
+                    return string.format('%.0f', token - ARGV[1] * 1000)
+                end
+                return text
+            end
+            for _, key in ipairs(redis.call('KEYS', '*')) do
                 local left = redis.call('PTTL', key)
                 if redis.call('TYPE', key).ok == 'zset' then
                     for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
@@ -528,8 +545,15 @@ impl Differential {
                         end
                     end
                 end
+                if redis.call('TYPE', key).ok == 'string' then
+                    local text = redis.call('GET', key)
+                    redis.call('SET', key, reduced(text), 'KEEPTTL')
+                end
                 if redis.call('TYPE', key).ok == 'hash' then
                     for _, field in ipairs(redis.call('HKEYS', key)) do
+                        if field == 'epoch' then
+                            redis.call('HSET', key, field, reduced(redis.call('HGET', key, field)))
+                        end
                         local time, text = string.match(redis.call('HGET', key, field), '^(%-?%d+)(.*)$')
                         if time and (string.find(field, '^hold:') or string.find(field, ':expire_time$')
                             or string.find(field, '^run:') or string.find(field, '^end:')
@@ -562,8 +586,40 @@ impl Differential {
 
     /// Sets a key to a number, as another program might.
     pub(crate) async fn set_foreign(&mut self, key: &str, number: i64) {
-        self.command(&["SET", key, &number.to_string()]).await;
+        let reduced = match is_clock_token(number) {
+            true => number - self.offset_micros(),
+            false => number,
+        };
+        self.command(&["SET", key, &reduced.to_string()]).await;
         self.keyspace_at_now().set(key, number, None);
+    }
+
+    /// Sets a key to the token of a time so many [`TIME_UNIT`]s ahead.
+    pub(crate) async fn set_token_ahead(&mut self, key: &str, units: u32) {
+        let now = self.keyspace_at_now().clock_micros();
+        let ahead = i64::try_from((TIME_UNIT * units).as_micros()).unwrap();
+        self.set_foreign(key, now + ahead).await;
+    }
+
+    fn offset_micros(&self) -> i64 {
+        i64::try_from(self.clock_offset.as_micros()).unwrap()
+    }
+
+    /// Returns a reply of the server in which tokens that follow the clock are not reduced: see
+    /// [`Differential::clock_offset`].
+    fn not_reduced(&self, reply: ScriptReply) -> ScriptReply {
+        match reply {
+            ScriptReply::List(parts) => {
+                let parts = parts.into_iter().map(|part| self.not_reduced(part));
+                ScriptReply::List(parts.collect())
+            }
+            reply => match reply.as_text().and_then(token::parse_number) {
+                Some(token) if is_clock_token(token) => {
+                    ScriptReply::from(&*(token + self.offset_micros()).to_string())
+                }
+                _ => reply,
+            },
+        }
     }
 
     /// Sets a key to a text, as another program might.
@@ -614,9 +670,20 @@ impl Differential {
                     .for_each(|(field, value)| *value = aged(field, value, now));
             }
         }
-        for side in [&mut keyspace, &mut server] {
+        for (side, offset) in [(&mut keyspace, 0), (&mut server, self.offset_micros())] {
             for (value, left) in side.values_mut() {
                 *left = ttl_in_units(*left);
+                let token = match value {
+                    DumpedValue::Text(text) => Some(text),
+                    DumpedValue::Hash(fields) => fields.get_mut("epoch"),
+                    _ => None,
+                };
+                if let Some(text) = token
+                    && let Some(token) = token::parse_number(text)
+                    && is_clock_token(token)
+                {
+                    *text = clock_tokens_in_units(&(token + offset).to_string(), self.started);
+                }
                 if let DumpedValue::Timestamps(timestamps) = value {
                     timestamps
                         .values_mut()
@@ -662,7 +729,7 @@ local function dump()
         elseif kind == 'string' then value = { redis.call('GET', key) }
         elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
         else value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
-        table.insert(all, { key, kind, tostring(redis.call('PTTL', key)), value })
+        table.insert(all, { key, kind, string.format('%.0f', redis.call('PTTL', key)), value })
     end
     local now = redis.call('TIME')
     return { tostring(math.floor(now[1] * 1000 + now[2] / 1000)), all }
@@ -728,8 +795,36 @@ pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
 fn ttl_in_units(millis: i64) -> i64 {
     match millis {
         -1 => -1,
+        // Of a token far beyond the clock: only the keyspace's clock advances.
+        far if far > FAR_MS => i64::MAX,
         millis => timestamp_in_units(millis),
     }
+}
+
+/// Tokens from here to [`CLOCK_TOKEN_END`] follow the clock. The first one is of 2001.
+const MIN_CLOCK_TOKEN: i64 = 1_000_000_000_000_000;
+const CLOCK_TOKEN_END: i64 = 1 << 53;
+
+fn is_clock_token(token: i64) -> bool {
+    (MIN_CLOCK_TOKEN..CLOCK_TOKEN_END).contains(&token)
+}
+
+/// Replaces each token in the text that follows the clock by hundredths of a [`TIME_UNIT`] since `started`.
+fn clock_tokens_in_units(text: &str, started: Duration) -> String {
+    let started = i64::try_from(started.as_micros()).unwrap();
+    let unit = (TIME_UNIT / 100).as_micros() as f64;
+    let mut units = String::new();
+    for part in text.split_inclusive(|c: char| !c.is_ascii_digit()) {
+        let digits = part.trim_end_matches(|c: char| !c.is_ascii_digit());
+        match digits.parse() {
+            Ok(token) if is_clock_token(token) => {
+                let since = ((token - started) as f64 / unit).round();
+                units += &format!("clock {since}{}", &part[digits.len()..]);
+            }
+            _ => units += part,
+        }
+    }
+    units
 }
 
 /// Returns the time since 1970 in a reply to TIME.

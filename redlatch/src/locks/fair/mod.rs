@@ -266,7 +266,7 @@ impl HoldKind for Fair {
             script: rules::handoff_script(),
             wakes: true,
             writer: false,
-            token_key: None,
+            tokens: None,
         };
         Some(handoff(params, variant, |keyspace, _| {
             FairQueue::new(keyspace, &self.keys).wake_waiting()

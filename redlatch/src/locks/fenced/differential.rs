@@ -18,12 +18,16 @@ enum Move {
         owner: u8,
         count: u32,
         lease: u32,
+        by_clock: bool,
     },
     Release {
         owner: u8,
         keep: u32,
     },
-    Handoff(HandoffMove),
+    Handoff {
+        handoff: HandoffMove,
+        by_clock: bool,
+    },
     Renew {
         owner: u8,
         lease: u32,
@@ -41,6 +45,10 @@ enum Move {
     SetForeign {
         token: String,
     },
+    /// The token is that of a clock which is ahead.
+    SetAhead {
+        units: u32,
+    },
     /// There is a term of an election, led by this owner if it holds the lock.
     SetTerm {
         epoch: String,
@@ -53,18 +61,21 @@ enum Move {
 fn moves() -> impl Strategy<Value = Move> {
     let (owner, lease) = (0..3u8, 1..4u32);
     prop_oneof![
-        8 => (owner.clone(), 1..4u32, lease.clone())
-            .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
+        8 => (owner.clone(), 1..4u32, lease.clone(), any::<bool>()).prop_map(
+            |(owner, count, lease, by_clock)| Move::Acquire { owner, count, lease, by_clock }
+        ),
         6 => (owner.clone(), 0..3u32).prop_map(|(owner, keep)| Move::Release { owner, keep }),
-        4 => HandoffMove::any().prop_map(Move::Handoff),
+        4 => (HandoffMove::any(), any::<bool>())
+            .prop_map(|(handoff, by_clock)| Move::Handoff { handoff, by_clock }),
         2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::AdvanceTime { time }),
         1 => Just(Move::Force),
         2 => Just(Move::Current),
-        2 => prop_oneof![0..5i64, 0..i64::MAX, Just(i64::MAX - 1), Just((1 << 53) + 1)]
+        2 => prop_oneof![0..5i64, (1 << 53)..i64::MAX, Just(i64::MAX - 1), Just((1 << 53) + 1)]
             .prop_map(|at_least| Move::Advance { at_least }),
         1 => Just(Move::Delete),
         2 => number_texts().prop_map(|token| Move::SetForeign { token }),
+        1 => (0..3u32).prop_map(|units| Move::SetAhead { units }),
         2 => (number_texts(), 0..3u8)
             .prop_map(|(epoch, leader)| Move::SetTerm { epoch, leader }),
         1 => Just(Move::SetForeignTerm),
@@ -77,12 +88,18 @@ fn lua_and_rules_agree() {
     let has_text = Cell::new(false);
     assert_equivalent(moves(), async |harness, one| {
         let kind = Fenced::new("", "name");
+        let clock_kind = Fenced {
+            grace: Some(lease(1)),
+            ..kind.clone()
+        };
+        let kind_with = |by_clock| if by_clock { &clock_kind } else { &kind };
         let of = |owner| hold(owner, kind.clone());
         match one.clone() {
             Move::Acquire {
                 owner,
                 count,
                 lease: n,
+                by_clock,
             } => {
                 // A repetition fails on both sides, but not with the same error: see `Acquire`.
                 if has_text.take() {
@@ -90,12 +107,13 @@ fn lua_and_rules_agree() {
                 }
                 let hold = of(owner);
                 let params = AcquireParams::without_waiting(&hold, count, lease(n));
-                let _ = harness.step(&kind.acquire(params)).await;
+                let _ = harness.step(&kind_with(by_clock).acquire(params)).await;
             }
             Move::Release { owner, keep } => {
                 harness.release(&of(owner), keep, 0).await.unwrap();
             }
-            Move::Handoff(handoff) => {
+            Move::Handoff { handoff, by_clock } => {
+                let of = |owner| hold(owner, kind_with(by_clock).clone());
                 let _ = harness.handoff(&handoff, of).await;
             }
             Move::Renew { owner, lease: n } => {
@@ -108,6 +126,9 @@ fn lua_and_rules_agree() {
             Move::SetForeign { token } => {
                 harness.set_foreign_text(&kind.keys.token, &token).await;
                 has_text.set(token::parse_number(&token).is_none());
+            }
+            Move::SetAhead { units } => {
+                harness.set_token_ahead(&kind.keys.token, units).await;
             }
             Move::Advance { at_least } => {
                 let step = rules::advance_token(&kind.keys, at_least);

@@ -1,7 +1,7 @@
 //! Explores all sequences of steps on a fenced lock.
 
 use super::Fenced;
-use crate::step::exploration::{Locks, Party, explore};
+use crate::step::exploration::{Locks, Party, explore, ticks};
 
 const TOKEN: &str = "redisson_lock_token:{name}";
 
@@ -14,4 +14,20 @@ fn exploration_of_fenced_lock() {
         _ => None,
     });
     assert!(explore("fenced lock", locks.with_token(TOKEN)).closed);
+}
+
+/// Its key expires while the lock is held, or after it was released.
+#[test]
+fn exploration_of_tokens_by_the_clock() {
+    let fenced = Fenced {
+        grace: Some(ticks(1)),
+        ..Fenced::new("", "name")
+    };
+    let parties = (0..3).map(|owner| Party::new(owner, fenced.clone(), true));
+    let locks = Locks::new(parties.collect(), false, |key| match key {
+        "name" | TOKEN => Some(true),
+        _ => None,
+    });
+    let explored = explore("tokens by the clock", locks.with_token(TOKEN).by_clock());
+    assert!(explored.closed);
 }

@@ -1,15 +1,16 @@
 //! The fenced lock's steps: those of the lock, with a token.
 //!
-//! State: the lock's hash, and a number that only grows, in a separate key that never expires.
+//! State: the lock's hash, and a number that only grows, in a separate key that never expires, unless
+//! tokens follow the clock ([`Tokens::grace`]).
 //!
 //! An acquisition that changes the hold count increments the number and returns it as the token. An
 //! acquisition that requests the hold count that the owner already has is a repetition after a lost
-//! answer, and returns the current number. The number is incremented before the hash is written, so
+//! answer, and returns the current number, if that still exists. The number is incremented before the hash is written, so
 //! a number that cannot be incremented leaves the lock unchanged.
 
 use std::borrow::Cow;
 
-use super::token::{self, INVALID_EPOCH, Term};
+use super::token::{self, INVALID_EPOCH, Term, Tokens};
 use crate::counters::read_number;
 use crate::error::Result;
 use crate::hold::AcquireParams;
@@ -18,15 +19,23 @@ use crate::lease::Expiry;
 use crate::locks::reentrant::rules::{try_acquire, wait_outcome};
 use crate::locks::rules::wrong_kind;
 use crate::name::{FencedKeys, term_key};
-use crate::step::{Outcome, ScriptReply, Step, args, script, unexpected_reply};
+use crate::step::{Arg, Outcome, ScriptReply, Step, args, script, unexpected_reply};
 
 /// Acquires the lock for an owner and increments the token, or returns how long another owner may
 /// still hold it.
-pub(super) fn acquire<'a>(params: AcquireParams<'a>, keys: &'a FencedKeys) -> Step<'a, Outcome> {
+pub(super) fn acquire<'a>(params: AcquireParams<'a>, tokens: Tokens<'a>) -> Step<'a, Outcome> {
+    let mut args = args![&*params.hold.field, params.lease, params.count];
+    args.extend(tokens.grace.map(Arg::from));
+    let script = match tokens.grace {
+        None => script!(batchable(2, 3) "../expire.lua", "count_token.lua", "acquire.lua"),
+        Some(_) => {
+            script!(batchable(2, 4) "../expire.lua", "numbers.lua", "clock_token.lua", "acquire.lua")
+        }
+    };
     Step::new(
-        script!(batchable(2, 3) "../expire.lua", "acquire.lua"),
-        [keys.object.key(), &*keys.token],
-        args![&*params.hold.field, params.lease, params.count],
+        script,
+        [params.hold.object.key(), tokens.key],
+        args,
         move |reply| {
             if let ScriptReply::Integer(left) = reply {
                 return wait_outcome(&params.hold.object, Expiry::from_millis(left));
@@ -45,21 +54,25 @@ pub(super) fn acquire<'a>(params: AcquireParams<'a>, keys: &'a FencedKeys) -> St
             let found = keyspace.find::<Holds>(object.key())?;
             let free = found.is_none() && count == 1;
             let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
-            let token = if held == Some(count) {
-                // Repeated because the answer was lost: the owner already has its token.
-                read_number(keyspace, &keys.token)?.unwrap_or_default()
-            } else if free || held.is_some() {
-                let next = token::next(keyspace, &keys.token);
-                next.ok_or_else(|| wrong_kind(object, INVALID_TOKEN))?
-            } else {
+            // Repeated because the answer was lost: the owner already has its token.
+            let latest = match held == Some(count) {
+                true => read_number(keyspace, tokens.key)?,
+                false => None,
+            };
+            let token = match latest {
+                Some(latest) => latest,
+                None if free || held.is_some() => {
+                    let next = tokens.next(keyspace);
+                    next.ok_or_else(|| wrong_kind(object, INVALID_TOKEN))?
+                }
                 // Not used: the attempt below is refused.
-                0
+                None => 0,
             };
             if let Outcome::Wait(left) = try_acquire(keyspace, params)? {
                 return Ok(Outcome::Wait(left));
             }
-            if held != Some(count) {
-                keyspace.set(&keys.token, token, None);
+            if latest.is_none() {
+                tokens.set(keyspace, token);
             }
             Ok(Outcome::Done(token::unsigned(token)))
         },

@@ -425,7 +425,7 @@ impl HoldKind for Write {
             script: write::handoff_script(),
             wakes: true,
             writer: true,
-            token_key: None,
+            tokens: None,
         };
         Some(handoff(params, variant, |keyspace, object| {
             wake_all(keyspace, object);

@@ -1,5 +1,5 @@
 -- Puts a successor in the place of the owner, with hold count 1: the lock is not free in between. The caller prepends the
--- functions `fair_waiters`, and `wake`, which differs between the kinds of lock.
+-- functions `fair_waiters`, and `wake`, which differs between the kinds of lock; and, of a fenced lock, `next_token`.
 --
 -- KEYS[1]  the lock: hash owner -> hold count, and `mode` if it is the write side of a read-write lock
 -- KEYS[2]  only of a fenced lock, for a waiter: the token
@@ -13,6 +13,7 @@
 -- ARGV[7]  the requests to release the lock: sorted set with the owners that were asked; empty: they do not count
 -- ARGV[8]  1: waiters are woken
 -- ARGV[9]  for a waiter: number of this client's subscriptions to the channel; -1: do not count other subscribers
+-- ARGV[10] of a fenced lock whose tokens follow the clock, for a waiter: see clock_token.lua
 -- Returns  the token of the successor, or '' if there are no tokens: the successor holds the lock
 --          0: neither does
 --          else the owner still holds the lock
@@ -57,11 +58,10 @@ elseif ARGV[7] ~= '' then
     redis.pcall('ZREM', ARGV[7], ARGV[1])
 end
 if held and KEYS[2] then
-    if type(redis.pcall('INCR', KEYS[2])) == 'table' then
+    token = next_token(KEYS[2], ARGV[10])
+    if not token then
         return -1
     end
-    -- Only text keeps tokens above 2^53 exact.
-    token = redis.call('GET', KEYS[2])
 end
 if held then
     -- The lock exists all the time: while its slot moves to another node, the server refuses to create it. The first command

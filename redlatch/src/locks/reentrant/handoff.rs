@@ -39,9 +39,9 @@ use crate::hold::{
     Handoff, HandoffParams, Hold, OtherClients, Renewed, To, fair_waiters, requests,
 };
 use crate::keyspace::{Holds, Keyspace};
-use crate::locks::fenced::token;
+use crate::locks::fenced::token::{self, Tokens};
 use crate::name::ObjectKeys;
-use crate::step::{Script, ScriptReply, Step, args, script};
+use crate::step::{Arg, Script, ScriptReply, Step, args, script};
 
 /// How the step differs between the kinds of lock.
 pub(crate) struct Variant<'a> {
@@ -50,13 +50,28 @@ pub(crate) struct Variant<'a> {
     pub(crate) wakes: bool,
     /// Whether this is the write side of a read-write lock.
     pub(crate) writer: bool,
-    /// The key of the fencing token, if there is one.
-    pub(crate) token_key: Option<&'a str>,
+    /// The fencing tokens, if there are any. The script then has their `next_token`.
+    pub(crate) tokens: Option<Tokens<'a>>,
 }
 
 /// Returns the script of locks whose waiters subscribe to the lock's channel, or do not subscribe.
-pub(crate) fn script() -> &'static Script {
-    script!("../../hold/fair_waiters.lua", "wake.lua", "handoff.lua")
+pub(crate) fn script(tokens: Option<Tokens<'_>>) -> &'static Script {
+    match tokens {
+        None => script!("../../hold/fair_waiters.lua", "wake.lua", "handoff.lua"),
+        Some(Tokens { grace: None, .. }) => script!(
+            "../fenced/count_token.lua",
+            "../../hold/fair_waiters.lua",
+            "wake.lua",
+            "handoff.lua"
+        ),
+        Some(Tokens { grace: Some(_), .. }) => script!(
+            "../fenced/numbers.lua",
+            "../fenced/clock_token.lua",
+            "../../hold/fair_waiters.lua",
+            "wake.lua",
+            "handoff.lua"
+        ),
+    }
 }
 
 /// Puts a successor in the place of the owner. `wake`: wakes a waiter in the store.
@@ -73,7 +88,7 @@ pub(crate) fn handoff<'a>(
     } = params;
     let object = &*from.object;
     let is_waiter = matches!(to, To::Waiter { .. });
-    let token_key = variant.token_key.filter(|_| is_waiter);
+    let tokens = variant.tokens.filter(|_| is_waiter);
     let wakes = variant.wakes && !is_waiter;
     // In the hash of another kind, other programs may have set fields: a release is not refused.
     let fields = match (variant.writer, is_waiter) {
@@ -102,6 +117,7 @@ pub(crate) fn handoff<'a>(
     if let To::Waiter { own_subscriptions } = to {
         args.push(own_subscriptions.map_or(-1, i64::from).into());
     }
+    args.extend(tokens.and_then(|tokens| tokens.grace).map(Arg::from));
     let decode = move |reply| match reply {
         ScriptReply::Integer(0) => Ok(Handoff::NotHeld),
         ScriptReply::Integer(-1) => Err(not_movable(from, variant.writer)),
@@ -138,7 +154,7 @@ pub(crate) fn handoff<'a>(
             }
         }
         if is_repeated {
-            let token = token_key.and_then(|key| token::read(keyspace, key));
+            let token = tokens.and_then(|tokens| token::read(keyspace, tokens.key));
             return Ok(Handoff::Done {
                 token: token.map_or(0, token::unsigned),
             });
@@ -164,10 +180,10 @@ pub(crate) fn handoff<'a>(
             _ => {}
         }
         let mut token = 0;
-        if held && let Some(key) = token_key {
-            let next =
-                token::next(keyspace, key).ok_or_else(|| not_movable(from, variant.writer))?;
-            keyspace.set(key, next, None);
+        if held && let Some(tokens) = tokens {
+            let next = tokens.next(keyspace);
+            let next = next.ok_or_else(|| not_movable(from, variant.writer))?;
+            tokens.set(keyspace, next);
             token = token::unsigned(next);
         }
         if held && let Some(mut holds) = keyspace.find::<Holds>(object.key())? {
@@ -184,6 +200,7 @@ pub(crate) fn handoff<'a>(
             false => Handoff::NotHeld,
         })
     };
+    let token_key = tokens.map(|tokens| tokens.key);
     let keys = [object.key()].into_iter().chain(token_key);
     Step::new(variant.script, keys, args, decode, apply)
 }

@@ -21,6 +21,7 @@ use crate::hold::{
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::locks::fair::serve_queue;
+use crate::locks::fenced::token::Tokens;
 use crate::locks::{HasMinimum, Holder, Lock, OwnedKind, Reentrant};
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
@@ -60,8 +61,8 @@ pub(crate) trait ReentrantKind: Send + Sync + 'static {
         rules::acquire(params)
     }
 
-    /// Returns the key of the fencing token, which each acquisition increments.
-    fn token_key(&self) -> Option<&str> {
+    /// Returns the fencing tokens, of which each acquisition gets the next one.
+    fn tokens(&self) -> Option<Tokens<'_>> {
         None
     }
 
@@ -126,10 +127,10 @@ impl<K: ReentrantKind> HoldKind for K {
 
     fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
         let variant = handoff::Variant {
-            script: handoff::script(),
+            script: handoff::script(self.tokens()),
             wakes: self.polling().is_none(),
             writer: false,
-            token_key: self.token_key(),
+            tokens: self.tokens(),
         };
         Some(handoff(params, variant, |keyspace, object| {
             keyspace.publish(object.channel(), 0);

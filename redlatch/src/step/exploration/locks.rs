@@ -142,6 +142,8 @@ struct Setting {
     parties: Vec<Party>,
     steps: Vec<Step>,
     token: String,
+    /// Whether tokens follow the clock.
+    by_clock: bool,
     may_clean_up: fn(&State, &State) -> bool,
     /// Whether a key must expire; `None`: the key must not exist.
     expires: fn(&str) -> Option<bool>,
@@ -185,6 +187,7 @@ impl Locks {
                 parties,
                 steps,
                 token: String::new(),
+                by_clock: false,
                 may_clean_up: |_, _| false,
                 expires,
                 check: |_| Ok(()),
@@ -206,6 +209,11 @@ impl Locks {
     /// Sets the key of the fencing token.
     pub(crate) fn with_token(self, key: &str) -> Locks {
         self.set(|setting| setting.token = key.to_owned())
+    }
+
+    /// Makes the fencing tokens follow the clock.
+    pub(crate) fn by_clock(self) -> Locks {
+        self.set(|setting| setting.by_clock = true)
     }
 
     /// See [`Model::may_clean_up`].
@@ -261,6 +269,7 @@ impl Locks {
             waits,
             request_number,
         };
+        let has_token = world.keyspace.exists(&setting.token);
         let outcome = (party.acquire)(world, params).map_err(|error| error.to_string());
         let known_hold = &self.known_holds[number];
         match outcome {
@@ -276,10 +285,12 @@ impl Locks {
                 ensure(count == 1 || held.is_some(), || {
                     "re-entered, and nothing was held".to_owned()
                 })?;
+                let clock = setting.by_clock.then(|| world.keyspace.clock_micros());
+                let clock = clock.and_then(|clock| u64::try_from(clock).ok());
                 // A repeated acquisition returns the token of the first one.
                 let expected = match held {
-                    Some(held) if held.holds == count => self.latest,
-                    _ => self.latest + 1,
+                    Some(held) if held.holds == count && has_token => self.latest,
+                    _ => (self.latest + 1).max(clock.unwrap_or(0)),
                 };
                 ensure(setting.token.is_empty() || token == expected, || {
                     format!("token {token} instead of {expected}")

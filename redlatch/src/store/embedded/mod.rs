@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -51,8 +51,11 @@ struct Shared {
 impl Embedded {
     /// Creates an empty store.
     pub fn new() -> Embedded {
+        let mut keyspace = Keyspace::new(Instant::now());
+        // A clock before 1970 counts as 1970.
+        keyspace.set_clock(SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default());
         Embedded(Arc::new(Mutex::new(Shared {
-            keyspace: Keyspace::new(Instant::now()),
+            keyspace,
             is_available: true,
             subscribers: HashMap::new(),
             last_connection_id: 0,

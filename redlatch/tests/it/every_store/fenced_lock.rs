@@ -3,6 +3,8 @@
 
 use tokio::time::advance;
 
+use redlatch::MAX_TOKEN;
+
 use crate::common::prelude::*;
 
 on_every_store! {
@@ -12,6 +14,7 @@ on_every_store! {
     tokens_follow_the_order_of_acquisitions,
     fenced_lock_excludes_plain_lock_of_the_same_name,
     resource_that_checks_tokens_refuses_late_writer,
+    tokens_by_the_clock_grow_in_all_ways_to_acquire,
 }
 
 /// Redisson: RedissonFencedLockTest.testTokenIncrease.
@@ -307,4 +310,118 @@ async fn acquiring_again_after_loss_gets_a_new_token() {
     client.flush().await;
     assert!(lock.is_held_by(me).await.unwrap());
     free(anew).await;
+}
+
+/// Tokens of the clock, with which another handle counts on.
+async fn tokens_by_the_clock_grow_in_all_ways_to_acquire(store: TestStore) {
+    let [one, two] = store.clients().await;
+    let name = unique("clock");
+    let (lock, theirs) = (
+        one.fenced_lock(&name).clock_tokens(),
+        two.fenced_lock(&name).clock_tokens(),
+    );
+    let counting = two.fenced_lock(&name);
+    let first = held(&counting).await;
+    assert_eq!(first.token(), 1);
+    free(first).await;
+    let outer = lock.lock().owner(Owner::new()).await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    let mut tokens = vec![OF_2023, outer.token(), inner.token()];
+    free(inner).await;
+    // To a waiter of this client, and to one of the other.
+    let ours = waiter_of(&one, lock.lock().owner(Owner::new())).await;
+    free(outer).await;
+    let ours = joined("passed on", ours).await;
+    tokens.push(ours.token());
+    let waiting = waiter_of(&two, theirs.lock().owner(Owner::new())).await;
+    free(ours).await;
+    let guard = joined("released", waiting).await;
+    tokens.push(guard.token());
+    free(guard).await;
+    for lock in [&counting, &lock, &counting] {
+        tokens.push(lock.lock().lease(LONG).await.unwrap().token());
+        until("released", async || !lock.is_locked().await.unwrap()).await;
+    }
+    let all = MultiLock::new([lock.clone(), one.fenced_lock(&unique("clock"))]);
+    let all = all.lock().await.unwrap();
+    tokens.push(all.token(&lock).unwrap());
+    all.unlock().await.unwrap();
+    let ticket = held(&lock).await.into_ticket().await.unwrap();
+    let adopted = theirs.adopt(&ticket).await.unwrap();
+    tokens.push(adopted.token());
+    free(adopted).await;
+    assert!(
+        tokens.is_sorted_by(|early, late| early < late),
+        "{tokens:?}"
+    );
+    let latest = tokens.last().copied();
+    assert_eq!(Some(lock.current_token().await.unwrap()), latest);
+    assert!(latest < Some(1 << 53));
+}
+
+/// A token of November 2023, in microseconds since 1970.
+const OF_2023: u64 = 1_700_000_000_000_000;
+
+/// The key expires a day after the latest acquisition, and tokens grow also if it was lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_by_the_clock_grow_after_lost_data_and_leave_no_key() {
+    let (server, client) = server_and_client().await;
+    let (lock, day) = (client.fenced_lock("a").clock_tokens(), 24 * 3_600_000);
+    let key = "redisson_lock_token:{a}";
+    let mut latest = OF_2023;
+    for lose in [&["FLUSHALL"][..], &["DEL", key], &["SET", key, "7"]] {
+        let guard = held(&lock).await;
+        assert!(guard.token() > latest);
+        latest = guard.token();
+        let left = pttl(&server, key);
+        assert!((day - 100_000..=day).contains(&left), "{left}");
+        free(guard).await;
+        assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [key]);
+        let _: redis::Value = server.command(lose);
+    }
+    // Another handle counts on, and does not postpone the expiry.
+    let _: bool = server.command(&["PEXPIRE", key, "5000000"]);
+    let counting = client.fenced_lock("a");
+    free(held(&counting).await).await;
+    assert_eq!(server.command::<String>(&["GET", key]), "8");
+    assert!(pttl(&server, key) <= 5_000_000);
+}
+
+/// Numbers that are greater than the clock: the key outlives the time at which the clock reaches them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_by_the_clock_are_greater_than_numbers_that_were_set() {
+    let (server, client) = server_and_client().await;
+    let (lock, key) = (
+        client.fenced_lock("a").clock_tokens(),
+        "redisson_lock_token:{a}",
+    );
+    let year = 365 * 24 * 3_600_000;
+    let far = held(&lock).await.token() + 1000 * year as u64;
+    assert_eq!(lock.advance_token(far).await.unwrap(), far);
+    assert_eq!(pttl(&server, key), -1);
+    until("released", async || !lock.is_locked().await.unwrap()).await;
+    let guard = held(&lock).await;
+    assert_eq!(guard.token(), far + 1);
+    assert!(pttl(&server, key) > year);
+    free(guard).await;
+    for number in [1 << 53, (1 << 53) + 1, MAX_TOKEN - 1] {
+        lock.advance_token(number).await.unwrap();
+        let guard = held(&lock).await;
+        assert_eq!(guard.token(), number + 1);
+        free(guard).await;
+    }
+    assert_matches!(lock.lock().await, Ok(guard) if guard.token() == MAX_TOKEN + 1);
+    until("released", async || !lock.is_locked().await.unwrap()).await;
+    for foreign in [
+        &["SET", key, "9223372036854775807"][..],
+        &["SET", key, "precious"],
+        &["HSET", key, "precious", "7"],
+    ] {
+        let _: i64 = server.command(&["DEL", key]);
+        let _: redis::Value = server.command(foreign);
+        let before: Vec<u8> = server.command(&["DUMP", key]);
+        assert_matches!(lock.lock().await, Err(Error::WrongKind { .. }));
+        assert_eq!(server.command::<Vec<u8>>(&["DUMP", key]), before);
+        assert!(!lock.is_locked().await.unwrap(), "held without a token");
+    }
 }
