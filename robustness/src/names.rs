@@ -19,6 +19,11 @@ pub(crate) fn has_queue(name: &str) -> bool {
     name.starts_with("fair") || name.starts_with("election")
 }
 
+/// Returns whether the tokens of a lock follow the clock of the server.
+pub(crate) fn follows_clock(name: &str) -> bool {
+    name.starts_with("fenced") && name.ends_with('1')
+}
+
 /// Returns the names of the locks that are acquired for a name: itself, or the members of a
 /// multi-lock or a RedLock, or the values of a group. Two multi-locks share members, with each
 /// other and with tasks that use these alone.

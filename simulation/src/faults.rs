@@ -112,6 +112,13 @@ impl Run<'_> {
                 }
                 self.record_data_loss(from, CLOCK_STEP).await;
             }
+            Fault::StepClockBack(by) => {
+                for host in self.deployment.servers() {
+                    network.step_clock_back(host, by);
+                }
+                let step = (self.now(), nanos(by));
+                lock(&self.history).clock_steps_back.push(step);
+            }
             Fault::Stop(place) => {
                 let process = self.processes[place].clone();
                 process.stop();

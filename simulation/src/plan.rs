@@ -119,6 +119,8 @@ pub enum Fault {
     PasswordChanged,
     /// The server's clock is set forward.
     StepClock(Duration),
+    /// The server's clock is set back.
+    StepClockBack(Duration),
     /// A process is stopped.
     Stop(ProcessId),
     /// A process is killed and replaced.
@@ -403,7 +405,13 @@ fn single_fault(random: &mut Random) -> Fault {
         0 => Fault::Freeze,
         1 => Fault::Restart,
         2 => Fault::RestartEmpty,
-        _ => Fault::StepClock(Duration::from_millis(random.below(4_000) as u64)),
+        _ => {
+            let by = Duration::from_millis(random.below(4_000) as u64);
+            match by.as_millis() % 2 {
+                0 => Fault::StepClock(by),
+                _ => Fault::StepClockBack(by),
+            }
+        }
     }
 }
 

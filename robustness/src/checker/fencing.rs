@@ -6,17 +6,20 @@
 //! 2. Acquisitions that overlap may get their tokens in any order, but no two have the same one.
 //! 3. If an owner's new guard has the token of an earlier one, and the owner released a guard in between, the rule is
 //!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
-//! 4. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
+//! 4. Where tokens follow the clock, lost data explains no violation ([`Rule::ClockTokens`]), unless the clock was set back
+//!    further than the time between the two acquisitions.
+//! 5. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
 
 use super::violation::{Rule, Violation};
 use crate::clock::Time;
 use crate::history::{History, Section};
+use crate::names::follows_clock;
 use crate::resource::Tally;
 
 pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, sections) in history.by_name() {
-        found.extend(check_name(name, &sections));
+        found.extend(check_name(history, name, &sections));
     }
     for tally in tallies {
         if tally.value != tally.accepted {
@@ -31,7 +34,7 @@ pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
 }
 
 /// Finds acquisitions of one lock whose token is not greater than that of an earlier one, or is used twice.
-fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
+fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violation> {
     let has_token = |one: &&&Section| one.acquired.is_some() && one.token.is_some();
     let mut by_request: Vec<&Section> = sections.iter().filter(has_token).copied().collect();
     let mut by_acquisition = by_request.clone();
@@ -50,7 +53,7 @@ fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
             && one.token <= greatest.token
             && !continues_hold(sections, one, greatest)
         {
-            found.push(token_violation(name, sections, one, greatest));
+            found.push(token_violation(history, name, sections, one, greatest));
         }
     }
     let mut by_token = by_request;
@@ -62,7 +65,7 @@ fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
             && (other.requested <= one.acquired.unwrap_or(Time::MAX)
                 || other.request.ticket.is_some())
         {
-            found.push(token_violation(name, sections, other, one));
+            found.push(token_violation(history, name, sections, other, one));
         }
     }
     found
@@ -80,7 +83,23 @@ fn continues_hold(sections: &[&Section], one: &Section, other: &Section) -> bool
     is_maker || is_reentry || continues_hold(sections, maker, other)
 }
 
-fn token_violation(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Violation {
+/// Returns whether the clock explains that the token of `one` is not greater than that of `other`, which was acquired before.
+fn was_set_back(history: &History, one: &Section, other: &Section) -> bool {
+    let acquired = other.acquired.unwrap_or(other.requested);
+    let until = one.acquired.unwrap_or(one.requested);
+    let steps = history.clock_steps_back.iter();
+    let between = steps.filter(|(at, _)| (other.requested..=until).contains(at));
+    let back: Time = between.map(|(_, by)| by).sum();
+    back >= one.requested.saturating_sub(acquired)
+}
+
+fn token_violation(
+    history: &History,
+    name: &str,
+    sections: &[&Section],
+    one: &Section,
+    other: &Section,
+) -> Violation {
     let at = one.acquired.unwrap_or(one.requested);
     let mut released = sections.iter().filter(|guard| guard.same_owner(one));
     let is_released = released.any(|guard| {
@@ -89,6 +108,7 @@ fn token_violation(name: &str, sections: &[&Section], one: &Section, other: &Sec
     });
     let rule = match one.same_owner(other) && is_released && one.token == other.token {
         true => Rule::SameToken,
+        false if follows_clock(name) && !was_set_back(history, one, other) => Rule::ClockTokens,
         false => Rule::Tokens,
     };
     let token = |section: &Section| section.token.unwrap_or_default();
@@ -172,6 +192,27 @@ mod tests {
         assert!(explains(&one));
         (one.data_losses[0].from, one.data_losses[0].until) = (-9000 * MS, -5000 * MS);
         assert!(!explains(&one));
+    }
+
+    #[test]
+    fn lost_data_does_not_explain_tokens_of_the_clock_unless_it_was_set_back() {
+        let mut one = with_tokens(&[4, 3]);
+        one.data_losses.push(DataLossWindow {
+            from: 5 * MS,
+            until: 6 * MS,
+            loss: DataLoss::NO_DATA,
+        });
+        let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
+        assert!(explains(&one));
+        for section in &mut one.sections {
+            section.request.name = "fenced:1".into();
+        }
+        assert!(!explains(&one));
+        let between = one.sections[1].requested - one.sections[0].acquired.unwrap();
+        one.clock_steps_back.push((6 * MS, between - 1));
+        assert!(!explains(&one));
+        one.clock_steps_back.push((7 * MS, 1));
+        assert!(explains(&one));
     }
 
     #[test]

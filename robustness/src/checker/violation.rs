@@ -24,6 +24,9 @@ pub enum Rule {
     AvoidableLoss,
     /// Every acquisition has its own token, greater than all earlier ones.
     Tokens,
+    /// The same for tokens that follow the clock, whatever the store has lost, unless the clock was set back further than
+    /// the time between the acquisitions.
+    ClockTokens,
     /// A new hold of an owner has a different token than its previous hold.
     SameToken,
     /// No write that the resource accepted is lost.

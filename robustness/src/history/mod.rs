@@ -35,6 +35,8 @@ pub struct History {
     pub windows: Vec<FaultWindow>,
     /// Times in which the store lost data.
     pub data_losses: Vec<DataLossWindow>,
+    /// When the clock of the servers was set back, and how far.
+    pub clock_steps_back: Vec<(Time, Time)>,
     /// When a replica was promoted, at some moment of each time. It has all acquisitions that replicas confirmed, but may
     /// lack releases.
     pub failovers: Vec<(Time, Time)>,

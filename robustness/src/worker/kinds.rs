@@ -15,7 +15,7 @@ use super::section::{AsyncGuard, ReleaseMode, SectionRunner};
 use super::tickets;
 use crate::Result;
 use crate::history::{Limits, Mode, PERMITS};
-use crate::names::{COUNTERS, KINDS, locks_of};
+use crate::names::{COUNTERS, KINDS, follows_clock, locks_of};
 use crate::random::Random;
 
 pub enum Handle {
@@ -45,6 +45,9 @@ impl Handle {
         Ok(match kind {
             "lock" => Handle::Lock(client.lock(name)),
             "fair" => Handle::Fair(fair(client, name, lease)),
+            "fenced" if follows_clock(name) => {
+                Handle::Fenced(client.fenced_lock(name).clock_tokens())
+            }
             "fenced" => Handle::Fenced(client.fenced_lock(name)),
             "rw" => Handle::ReadWrite(client.read_write_lock(name)),
             "permits" => Handle::Permits(client.expirable_semaphore(name), lease),

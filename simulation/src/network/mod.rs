@@ -279,6 +279,11 @@ impl Network {
         self.lock().hosts[host].clock_offset += by;
     }
 
+    /// Sets a server's wall clock back.
+    pub fn step_clock_back(&self, host: HostId, by: Duration) {
+        self.lock().hosts[host].clock_set_back += by;
+    }
+
     /// Sets the maximum latency of packets from now on.
     pub fn set_latency(&self, latency: Duration) {
         self.lock().latency = latency;

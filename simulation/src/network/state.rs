@@ -83,8 +83,9 @@ pub(super) struct Host {
     pub(super) server: Option<Server>,
     starts: u64,
     pub(super) frozen: bool,
-    /// How far its wall clock is ahead.
+    /// How far its wall clock was set forward, and back.
     pub(super) clock_offset: Duration,
+    pub(super) clock_set_back: Duration,
     /// The link of each of its connections.
     links: BTreeMap<ConnectionId, LinkId>,
     /// Scheduled check of the next blocked command, if any.
@@ -204,6 +205,7 @@ impl State {
             starts: 0,
             frozen: false,
             clock_offset: Duration::ZERO,
+            clock_set_back: Duration::ZERO,
             links: BTreeMap::new(),
             deadline: None,
             replicas: BTreeMap::new(),
@@ -218,7 +220,7 @@ impl State {
     }
 
     pub(super) fn wall_clock(&self, host: HostId) -> Duration {
-        EPOCH + self.now() + self.hosts[host].clock_offset
+        EPOCH + self.now() + self.hosts[host].clock_offset - self.hosts[host].clock_set_back
     }
 
     pub(super) fn start(&mut self, id: HostId) {
@@ -594,7 +596,12 @@ impl State {
             }
         }
         if let Some(deadline) = deadline {
-            let at = deadline.saturating_sub(EPOCH + self.hosts[host].clock_offset);
+            let Host {
+                clock_offset,
+                clock_set_back,
+                ..
+            } = &self.hosts[host];
+            let at = (deadline + *clock_set_back).saturating_sub(EPOCH + *clock_offset);
             if self.hosts[host].deadline.is_none_or(|known| at < known) {
                 self.hosts[host].deadline = Some(at);
                 self.schedule(at, Event::Deadline(host));
