@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime chromium postgresql patch
+	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime chromium postgresql mariadb patch
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
@@ -28,7 +28,7 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime chromium postgresql lint docs unit interop package
+test: redis tmux faketime chromium postgresql mariadb lint docs unit interop package
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
@@ -46,6 +46,10 @@ faketime:
 
 postgresql:
 	@tools/need initdb postgresql "The tests of fencing tokens need a real PostgreSQL server"
+
+mariadb: export PATH := $(PATH):/usr/sbin
+mariadb:
+	@tools/need mariadbd mariadb-server "The tests of fencing tokens need a real MariaDB server"
 
 patch:
 	@tools/need patch patch "The mutants of the simulation are patches"

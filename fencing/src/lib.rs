@@ -4,7 +4,9 @@
 //! All of them write to a ledger, whose entries also record the token of their writer.
 
 pub mod http;
+pub mod mariadb;
 pub mod postgresql;
+pub mod postgresql_sqlx;
 mod release_after;
 mod retry_stale;
 pub mod sqlite;

@@ -1,19 +1,24 @@
-//! The three storages behind one interface, for the tests.
+//! The storages behind one interface, for the tests.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 
 use rusqlite::Connection;
+use sqlx::{Connection as _, MySqlConnection, PgConnection};
 use tokio_postgres::NoTls;
 
-use crate::{postgresql, sqlite};
+use crate::{mariadb, postgresql, postgresql_sqlx, sqlite};
 
 /// A connection to a storage.
 #[derive(Debug)]
 pub enum Storage {
     /// A PostgreSQL server.
     Postgresql(tokio_postgres::Client),
+    /// The same, with sqlx.
+    PostgresqlSqlx(PgConnection),
+    /// A MariaDB server, with sqlx.
+    Mariadb(MySqlConnection),
     /// An SQLite file.
     Sqlite(Connection),
     /// `host:port` of a service.
@@ -30,7 +35,7 @@ pub enum Outcome {
 }
 
 impl Storage {
-    /// Opens a storage: `postgresql://…`, `http://host:port`, or the path of an SQLite file.
+    /// Opens a storage: `postgresql://…`, `sqlx:postgresql://…`, `mysql://…`, `http://host:port`, or the path of an SQLite file.
     ///
     /// # Errors
     ///
@@ -43,6 +48,16 @@ impl Storage {
             // Ends with the client. An error also reaches the statement in flight.
             tokio::spawn(connection);
             return Ok(Storage::Postgresql(client));
+        }
+        if let Some(url) = url.strip_prefix("sqlx:") {
+            let connection = PgConnection::connect(url).await;
+            return connection
+                .map(Storage::PostgresqlSqlx)
+                .map_err(io::Error::other);
+        }
+        if url.starts_with("mysql:") {
+            let connection = MySqlConnection::connect(url).await;
+            return connection.map(Storage::Mariadb).map_err(io::Error::other);
         }
         if let Some(address) = url.strip_prefix("http://") {
             return Ok(Storage::Http(address.to_owned()));
@@ -61,6 +76,14 @@ impl Storage {
             Storage::Postgresql(client) => {
                 let written = postgresql::book(client, account, 1, token).await;
                 outcome(written, postgresql::is_stale)
+            }
+            Storage::PostgresqlSqlx(connection) => {
+                let written = postgresql_sqlx::book(connection, account, 1, token).await;
+                outcome(written, postgresql_sqlx::is_stale)
+            }
+            Storage::Mariadb(connection) => {
+                let written = mariadb::book(connection, account, 1, token).await;
+                outcome(written, mariadb::is_stale)
             }
             Storage::Sqlite(file) => {
                 let written = sqlite::book(file, account, 1, token);

@@ -25,7 +25,7 @@ impl Lease {
     /// Time for which a waiting writer blocks new readers after its last attempt.
     pub(crate) const WRITER_PREFERENCE: Lease = Lease { millis: 10_000 };
 
-    /// How long a fencing token that follows the clock is kept after the clock has passed it: a day.
+    /// How long a fencing token is kept after the clock that it follows has passed it: a day.
     pub(crate) const TOKEN_GRACE: Lease = Lease { millis: 86_400_000 };
 
     /// Truncates to whole milliseconds: the lease may end earlier here than in the store, never later.

@@ -21,7 +21,7 @@ pub(crate) fn has_queue(name: &str) -> bool {
 
 /// Returns whether the tokens of a lock follow the clock of the server.
 pub(crate) fn follows_clock(name: &str) -> bool {
-    name.starts_with("fenced") && name.ends_with('1')
+    name == "fenced:0"
 }
 
 /// Returns the names of the locks that are acquired for a name: itself, or the members of a

@@ -54,11 +54,12 @@ kill -9 $! 2>/dev/null
 wait
 "#;
 
-/// The log text of a Redis server that is listening, of a sentinel, and of PostgreSQL.
-const READY: [&str; 3] = [
+/// The log text of a Redis server that is listening, of a sentinel, of PostgreSQL, and of MariaDB.
+const READY: [&str; 4] = [
     "Ready to accept connections",
     "Sentinel ID is",
     "database system is ready to accept connections",
+    "mariadbd: ready for connections",
 ];
 
 impl ServerProcess {

@@ -6,7 +6,7 @@ use redlatch::Client;
 use redlatch_fencing::{Outcome, Storage};
 use redlatch_testkit::{shared, unique};
 
-use crate::support::{Database, File, Holder, Service, stale};
+use crate::support::{Database, File, Holder, MariadbDatabase, Service, stale};
 
 const ROUNDS: usize = 10;
 
@@ -53,6 +53,30 @@ async fn postgresql_refuses_holder_that_was_stopped_past_its_lease() {
     for (database, expected) in [
         (Database::create().await, 0),
         (Database::create_unchecked().await, ROUNDS),
+    ] {
+        let accepted = accepted_writes(&name, &database.url).await;
+        assert_accepted(accepted, expected, &database.tokens(&name).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgresql_with_sqlx_refuses_holder_that_was_stopped_past_its_lease() {
+    let name = unique("sqlx");
+    for (database, expected) in [
+        (Database::create().await, 0),
+        (Database::create_unchecked().await, ROUNDS),
+    ] {
+        let accepted = accepted_writes(&name, &format!("sqlx:{}", database.url)).await;
+        assert_accepted(accepted, expected, &database.tokens(&name).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mariadb_refuses_holder_that_was_stopped_past_its_lease() {
+    let name = unique("mariadb");
+    for (database, expected) in [
+        (MariadbDatabase::create().await, 0),
+        (MariadbDatabase::create_unchecked().await, ROUNDS),
     ] {
         let accepted = accepted_writes(&name, &database.url).await;
         assert_accepted(accepted, expected, &database.tokens(&name).await);

@@ -3,6 +3,7 @@
 mod faults;
 mod http;
 mod lost_data;
+mod mariadb;
 mod page;
 mod postgresql;
 mod release_order;

@@ -2,11 +2,14 @@
 
 const PAGE: &str = include_str!("../../../docs/fencing.md");
 
-const TESTED: [&str; 7] = [
+const TESTED: [&str; 10] = [
+    include_str!("../../../docs/fencing/mariadb.sql"),
     include_str!("../../../docs/fencing/postgresql.sql"),
     include_str!("../../../docs/fencing/sqlite.sql"),
     include_str!("../../src/http.rs"),
+    include_str!("../../src/mariadb.rs"),
     include_str!("../../src/postgresql.rs"),
+    include_str!("../../src/postgresql_sqlx.rs"),
     include_str!("../../src/release_after.rs"),
     include_str!("../../src/retry_stale.rs"),
     include_str!("../../src/sqlite.rs"),

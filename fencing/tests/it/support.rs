@@ -14,9 +14,10 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use redlatch_fencing::{postgresql, sqlite};
-use redlatch_testkit::{Postgres, unique};
+use redlatch_testkit::{Mariadb, Postgres, unique};
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{Connection as _, MySqlConnection};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, NoTls};
@@ -143,6 +144,72 @@ async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     client
+}
+
+const MARIADB_SCHEMA: &str = include_str!("../../../docs/fencing/mariadb.sql");
+
+const MARIADB_LEDGER: &str = "
+    CREATE TABLE ledger (
+        id bigint AUTO_INCREMENT PRIMARY KEY, account varbinary(512) NOT NULL, amount bigint NOT NULL, token bigint NOT NULL
+    );
+";
+
+const MARIADB_UNCHECKED: &str = "
+    CREATE OR REPLACE PROCEDURE redlatch_fence(IN resource_name varbinary(512), IN holder_token bigint) DO 0;
+";
+
+/// A MariaDB database with a ledger.
+pub(crate) struct MariadbDatabase {
+    pub(crate) url: String,
+}
+
+impl MariadbDatabase {
+    /// Creates a database that checks tokens.
+    pub(crate) async fn create() -> MariadbDatabase {
+        MariadbDatabase::with("")
+    }
+
+    /// Creates a database that accepts every token.
+    pub(crate) async fn create_unchecked() -> MariadbDatabase {
+        MariadbDatabase::with(MARIADB_UNCHECKED)
+    }
+
+    fn with(more: &str) -> MariadbDatabase {
+        static SERVER: OnceLock<Mariadb> = OnceLock::new();
+        let server = SERVER.get_or_init(Mariadb::start);
+        let name = unique("fencing").replace('-', "_");
+        server.create_database(&name, &format!("{MARIADB_SCHEMA}{MARIADB_LEDGER}{more}"));
+        let url = format!("{}/{name}", server.url());
+        MariadbDatabase { url }
+    }
+
+    pub(crate) async fn connect(&self) -> MySqlConnection {
+        MySqlConnection::connect(&self.url).await.unwrap()
+    }
+
+    /// Returns the tokens of the entries of an account, in the order in which they were written.
+    pub(crate) async fn tokens(&self, account: &str) -> Vec<i64> {
+        let entries = "SELECT token FROM ledger WHERE account = ? ORDER BY id";
+        let entries = sqlx::query_scalar(entries).bind(account);
+        let mut connection = self.connect().await;
+        entries.fetch_all(&mut connection).await.unwrap()
+    }
+
+    /// Waits until a transaction in this database waits for a lock.
+    pub(crate) async fn until_blocked(&self) {
+        let blocked = "SELECT count(*) FROM information_schema.innodb_trx
+            JOIN information_schema.processlist ON id = trx_mysql_thread_id
+            WHERE trx_state = 'LOCK WAIT' AND db = DATABASE()";
+        let mut connection = self.connect().await;
+        until("a transaction waits", async || {
+            // The table is not refreshed before it has not been read for 100 ms.
+            tokio::time::sleep(Duration::from_millis(120)).await;
+            let count = sqlx::query_scalar(blocked).fetch_one(&mut connection).await;
+            let count: i64 = count.unwrap();
+            count > 0
+        })
+        .await;
+    }
 }
 
 /// An SQLite file with a ledger. Removed when dropped.

@@ -205,7 +205,7 @@ mod tests {
         let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
         assert!(explains(&one));
         for section in &mut one.sections {
-            section.request.name = "fenced:1".into();
+            section.request.name = "fenced:0".into();
         }
         assert!(!explains(&one));
         let between = one.sections[1].requested - one.sections[0].acquired.unwrap();

@@ -29,16 +29,16 @@ use crate::step::{Outcome, Step};
 /// Only that check guarantees that nothing is overwritten (M. Kleppmann, *How to do distributed
 /// locking*, 2016).
 ///
-/// The token is counted in a separate key that never expires, or [follows the clock](Lock::clock_tokens). Re-entrant
-/// acquisitions increase it too.
+/// The token is counted in a separate key that never expires, or [follows the
+/// clock](Lock::clock_tokens). Re-entrant acquisitions increase it too.
 ///
 /// # After lost data
 ///
-/// A store that loses its data counts from 1 again (after a restart without persistence), or from an
-/// older token (after a failover to a replica that missed writes). A resource that remembers a
-/// greater token then rejects every holder. To recover, read the greatest token from the resource and
-/// call [`advance_token`](Lock::advance_token) with it: the next acquisition returns a greater one.
-/// Until then nothing is overwritten, because the resource rejects every request. With
+/// A store that loses its data counts from 1 again (after a restart without persistence), or from
+/// an older token (after a failover to a replica that missed writes). A resource that remembers a
+/// greater token then rejects every holder. To recover, read the greatest token from the resource
+/// and call [`advance_token`](Lock::advance_token) with it: the next acquisition returns a greater
+/// one. Until then nothing is overwritten, because the resource rejects every request. With
 /// [`clock_tokens`](Lock::clock_tokens) tokens grow also after lost data.
 ///
 /// # After a failover
@@ -54,8 +54,8 @@ use crate::step::{Outcome, Step};
 /// The token's key remains after the release, so a name for each entity (`order:42`) leaves one key
 /// for each entity forever. When an entity is permanently gone, and with it the resource that
 /// remembers a token, delete its key with [`delete_token`](Lock::delete_token). If entities are
-/// created and deleted all the time, use [`clock_tokens`](Lock::clock_tokens), whose key expires after a day, or
-/// compare a version that the resource itself keeps.
+/// created and deleted all the time, use [`clock_tokens`](Lock::clock_tokens), whose key expires
+/// after a day, or compare a version that the resource itself keeps.
 ///
 /// # All clients must use it as a fenced lock
 ///
@@ -65,9 +65,9 @@ use crate::step::{Outcome, Step};
 ///
 /// # When not to use it
 ///
-/// If nothing checks the token, use a plain [`Lock`]: the token then has no effect. If the resource can
-/// compare a version of its own on each write (a row's version, an `If-Match`), that check alone is
-/// sufficient, and a lock only avoids duplicate work.
+/// If nothing checks the token, use a plain [`Lock`]: the token then has no effect. If the resource
+/// can compare a version of its own on each write (a row's version, an `If-Match`), that check
+/// alone is sufficient, and a lock only avoids duplicate work.
 ///
 /// ```
 /// # use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,27 +128,31 @@ impl Fenced {
 }
 
 impl Lock<Fenced> {
-    /// Makes the tokens of this handle follow the clock of the server: a token is the time in microseconds since
-    /// 1970, or one more than the latest token if that is greater. All are below 2⁵³ until the year 2255, unless
-    /// [`advance_token`](Lock::advance_token) sets a greater one.
+    /// Makes the tokens of this handle follow the clock of the server: a token is the time in
+    /// microseconds since 1970, or one more than the latest token if that is greater. All are below
+    /// 2⁵³ until the year 2255, unless [`advance_token`](Lock::advance_token) sets a greater one.
     ///
-    /// - *Tokens grow after lost data*: FLUSHALL, a restart without persistence, a failover to a replica that missed
-    ///   writes. The storage accepts the next token at once.
-    /// - *No key stays forever*: the key of the latest token expires a day after the clock has passed it, which is a day after
-    ///   the last acquisition as a rule. [`current_token`](Lock::current_token) then returns 0. A number that was set by
+    /// - *Tokens grow after lost data*: FLUSHALL, a restart without persistence, a failover to a
+    ///   replica that missed writes. The storage accepts the next token at once.
+    /// - *No key stays forever*: the key of the latest token expires a day after the clock has
+    ///   passed it, which is a day after the last acquisition as a rule.
+    ///   [`current_token`](Lock::current_token) then returns 0. A number that was set by
     ///   [`advance_token`](Lock::advance_token) has no expiry until the next acquisition.
     ///
-    /// While the key exists, a token is never repeated, even if the clock is set back. If the key is lost, a token may be repeated or be
-    /// too small only if the clock was set back, or that of the new master is behind, by more than the time since the latest acquisition.
+    /// While the key exists, a token is never repeated, even if the clock is set back. If the key
+    /// is lost, a token may be repeated or be too small only if the clock was set back, or that of
+    /// the new master is behind, by more than the time since the latest acquisition.
     ///
-    /// All clients must use this setting for the name, and not for that of an [`Election`](crate::Election), whose epochs are
-    /// counted. A client without it, or Redisson, counts up from the latest token. Its tokens grow as well while the key
-    /// exists, but it does not postpone the expiry, and begins at 1 if the key is missing.
+    /// All clients must use this setting for the name, and not for that of an
+    /// [`Election`](crate::Election), whose epochs are counted. A client without it, or Redisson,
+    /// counts up from the latest token. Its tokens grow as well while the key exists, but it does
+    /// not postpone the expiry, and begins at 1 if the key is missing.
     ///
-    /// In an [embedded](crate::Client::embedded) store the clock is that of the machine when the store was created, and
-    /// then the monotonic one: it is never set back while the process runs.
+    /// In an [embedded](crate::Client::embedded) store the clock is that of the machine when the
+    /// store was created, and then the monotonic one: it is never set back while the process runs.
     ///
-    /// An acquisition takes the server one command more: `TIME`, which its user needs permission for.
+    /// An acquisition takes the server one command more: `TIME`, which its user needs permission
+    /// for.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -160,7 +164,7 @@ impl Lock<Fenced> {
     /// # Ok(()) }
     /// ```
     #[must_use]
-    pub fn clock_tokens(self) -> FencedLock {
+    pub fn clock_tokens(self) -> Lock<Fenced> {
         let kind = Fenced {
             grace: Some(Lease::TOKEN_GRACE),
             ..(*self.kind).clone()
@@ -168,9 +172,9 @@ impl Lock<Fenced> {
         self.with_kind(kind)
     }
 
-    /// Returns the latest token: that of the latest acquisition by any owner, or the number to which
-    /// [`advance_token`](Lock::advance_token) has raised it since. 0 if there is none. A request with a
-    /// smaller token is too late.
+    /// Returns the latest token: that of the latest acquisition by any owner, or the number to
+    /// which [`advance_token`](Lock::advance_token) has raised it since. 0 if there is none. A
+    /// request with a smaller token is too late.
     ///
     /// # Errors
     ///
@@ -224,8 +228,9 @@ impl Lock<Fenced> {
     /// Deletes the key that counts the tokens, if the lock is free. Returns whether it was free;
     /// `false` means that the lock is held and its token remains.
     ///
-    /// The next acquisition gets the token 1, unless tokens [follow the clock](Lock::clock_tokens). Call it only when no resource remembers a token of
-    /// this lock, see [`FencedLock`](FencedLock#a-key-for-each-name).
+    /// The next acquisition gets the token 1, unless tokens [follow the clock](Lock::clock_tokens).
+    /// Call it only when no resource remembers a token of this lock, see
+    /// [`FencedLock`](FencedLock#a-key-for-each-name).
     ///
     /// # Errors
     ///
@@ -244,8 +249,8 @@ impl Lock<Fenced> {
 }
 
 impl Guard<FencedLock> {
-    /// Returns the fencing token of this acquisition, which is greater than that of every earlier one
-    /// (exception: [after a failover](FencedLock#after-a-failover)).
+    /// Returns the fencing token of this acquisition, which is greater than that of every earlier
+    /// one (exception: [after a failover](FencedLock#after-a-failover)).
     pub fn token(&self) -> u64 {
         self.held.token
     }

@@ -1,12 +1,12 @@
 //! The fenced lock's steps: those of the lock, with a token.
 //!
-//! State: the lock's hash, and a number that only grows, in a separate key that never expires, unless
-//! tokens follow the clock ([`Tokens::grace`]).
+//! State: the lock's hash, and a number that only grows, in a separate key that never expires,
+//! unless tokens follow the clock ([`Tokens::grace`]).
 //!
 //! An acquisition that changes the hold count increments the number and returns it as the token. An
 //! acquisition that requests the hold count that the owner already has is a repetition after a lost
-//! answer, and returns the current number, if that still exists. The number is incremented before the hash is written, so
-//! a number that cannot be incremented leaves the lock unchanged.
+//! answer, and returns the current number, if that still exists. The number is incremented before
+//! the hash is written, so a number that cannot be incremented leaves the lock unchanged.
 
 use std::borrow::Cow;
 

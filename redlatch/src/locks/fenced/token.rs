@@ -17,8 +17,9 @@ pub(crate) fn read(keyspace: &mut Keyspace, key: &str) -> Option<i64> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tokens<'a> {
     pub(crate) key: &'a str,
-    /// `Some`: a token is at least the time by the clock, in µs since 1970, and the key expires so long after the
-    /// clock has passed the token. `None`: tokens are counted up from 1 in a key that never expires.
+    /// `Some`: a token is at least the time by the clock, in µs since 1970, and the key expires so
+    /// long after the clock has passed the token. `None`: tokens are counted up from 1 in a key
+    /// that never expires.
     pub(crate) grace: Option<Lease>,
 }
 
