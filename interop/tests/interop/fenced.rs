@@ -28,6 +28,26 @@ both_ways! {
         assert_eq!(at, latest);
     }
 
+    // Redlatch's tokens follow the clock here, and Redisson counts up from them.
+    @not_3_16
+    fn tokens_by_the_clock_rise_over_both(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("clock");
+        let mut latest = 0;
+        for worker in [a, b, b, a, b, a, a] {
+            let token = worker.run_number(&format!("lock fenced {name} -1 {LEASE}"));
+            assert!(token > latest, "{token} after {latest}");
+            latest = token;
+            for worker in [a, b] {
+                assert_eq!(worker.run_number(&format!("token {name}")), latest);
+            }
+            assert!(worker.run_bool(&format!("unlock fenced {name}")));
+        }
+        assert!((1 << 50..1 << 53).contains(&latest), "{latest}");
+        let left: i64 = pair.server.command(&["PTTL", &format!("redisson_lock_token:{{{name}}}")]);
+        assert!((1..=86_400_000).contains(&left), "{left}");
+    }
+
     fn failed_try_returns_no_token(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("no-token");

@@ -198,6 +198,9 @@ fn lock_of_kind<C: Convert>(
         "nonreentrant-fair" => target.convert(fair().non_reentrant()),
         "read" => target.convert(client.read_write_lock(name).read()),
         "write" => target.convert(client.read_write_lock(name).write()),
+        "fenced" if name.contains("clock") => {
+            target.convert(client.fenced_lock(name).clock_tokens())
+        }
         "fenced" => target.convert(client.fenced_lock(name)),
         "spin" => target.convert(client.spin_lock(name)),
         _ => return Err(format!("there is no lock of the kind {kind:?}").into()),
