@@ -36,6 +36,11 @@ pub(crate) struct Lock {
     #[command(flatten)]
     kind: LockKind,
 
+    /// Make the token of --fenced follow the store's clock: it also grows after lost data, and leaves
+    /// no key for ever. All users of NAME must do the same
+    #[arg(long, requires = "fenced", help_heading = "Kinds of lock")]
+    pub(crate) clock_tokens: bool,
+
     /// How long the lock stays held, unless the ticket is renewed or adopted
     #[arg(
         long,

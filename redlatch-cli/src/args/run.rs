@@ -77,6 +77,11 @@ pub(crate) struct Run {
     )]
     pub(crate) set_permits: bool,
 
+    /// Make the number of --fenced follow the store's clock: it also grows after lost data, and leaves
+    /// no key for ever. All users of NAME must do the same
+    #[arg(long, requires = "fenced", help_heading = "Kinds of lock")]
+    pub(crate) clock_tokens: bool,
+
     #[command(flatten)]
     pub(crate) waiting: Waiting,
 

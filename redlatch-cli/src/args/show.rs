@@ -187,9 +187,9 @@ pub(crate) struct Watch {
 /// those of `run --permits` in use.
 ///
 /// TURNS/S is how often the lock was acquired, on average of the last ten looks. For fenced locks
-/// it is exact, because their tokens count acquisitions. For other locks it counts the holders that
-/// a look found and the look before did not, so holds that began and ended between two looks are
-/// missing. A + means at least.
+/// it is exact, because their tokens count acquisitions, unless they follow the clock. For other
+/// locks it counts the holders that a look found and the look before did not, so holds that began
+/// and ended between two looks are missing. A + means at least.
 ///
 /// It continues through an outage of the store, and shows since when its data are stale. In the
 /// details, `u` unlocks like `redlatch unlock --force`, but only if no other owner holds the lock

@@ -1,7 +1,7 @@
 //! Changes between looks: turns per second, and earlier holders.
 //!
 //! Each look is compared with the one before. An owner that holds a lock, and did not hold it then,
-//! is a turn. Holds that began and ended between two looks are not seen, except for fenced locks,
+//! is a turn. Holds that began and ended between two looks are not seen, except for fenced locks
 //! whose token counts all of them. An owner that holds a lock no more is a past hold.
 
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +18,9 @@ const FORGET_AFTER: u32 = 60;
 /// How many looks a lock is shown that does not exist. Otherwise a lock that is held often, but for
 /// short times, would come and go.
 const FREE_FOR: u32 = 10;
+
+/// Tokens from this one on, which is of 2001, follow the clock.
+const FIRST_CLOCK_TOKEN: u64 = 1_000_000_000_000_000;
 
 /// Limit of past holds, over all locks. The oldest are forgotten.
 const MAX_PAST: usize = 10_000;
@@ -103,9 +106,11 @@ impl History {
             let begun = u64::try_from(begun.count()).unwrap_or(u64::MAX);
             // Of very many holders, the store may list others at each look.
             let are_all_listed = lock.holder_count <= lock.holders.len();
-            let turns = match (lock.token, seen.token) {
+            let turns = match (lock.token, seen.counting_token()) {
                 _ if is_first => 0,
-                (Some(token), Some(before)) => token.saturating_sub(before),
+                (Some(token), Some(before)) if token < FIRST_CLOCK_TOKEN => {
+                    token.saturating_sub(before)
+                }
                 _ if !are_all_listed => 0,
                 _ => begun,
             };
@@ -153,7 +158,7 @@ impl History {
         let turns: u64 = seen.turns.iter().rev().take(looks).sum();
         Some(Turns {
             per_second: turns as f64 / time.as_secs_f64(),
-            is_exact: seen.token.is_some(),
+            is_exact: seen.counting_token().is_some(),
         })
     }
 
@@ -188,6 +193,11 @@ impl History {
 }
 
 impl Seen {
+    /// Returns the token, if it counts the acquisitions.
+    fn counting_token(&self) -> Option<u64> {
+        self.token.filter(|token| *token < FIRST_CLOCK_TOKEN)
+    }
+
     fn add_turns(&mut self, turns: u64) {
         self.turns.push_back(turns);
         if self.turns.len() > LOOKS {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use redlatch::inspect::ObjectState;
 use redlatch::kind::{OwnedKind, Revocable};
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, HasLease, HasMinimum, Leadership, Lock, Loss,
-    MultiLock, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, FencedLock, Guard, HasLease, HasMinimum, Leadership, Lock,
+    Loss, MultiLock, PermitId, TryAcquire,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -117,6 +117,14 @@ impl AnyGuard for Arc<Leadership> {
     }
 }
 
+pub(super) fn fenced_lock(client: &Client, name: &str, clock_tokens: bool) -> FencedLock {
+    let lock = client.fenced_lock(name);
+    match clock_tokens {
+        true => lock.clock_tokens(),
+        false => lock,
+    }
+}
+
 impl HeldLock {
     /// Waits for the lock or permit that `run` requests. Returns `None` if it was not acquired
     /// within the wait limit, or immediately with `--no-wait`.
@@ -133,7 +141,8 @@ impl HeldLock {
             return acquire_permit(client, name, permits, limits, run).await;
         }
         if kind.fenced {
-            let requests = kept(&client.fenced_lock(name), run);
+            let lock = fenced_lock(client, name, run.clock_tokens);
+            let requests = kept(&lock, run);
             let guard = request(requests, limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();

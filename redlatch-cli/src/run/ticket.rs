@@ -14,7 +14,7 @@ use redlatch::{
     Client, Embedded, FencedLock, Guard, HasTicket, IntoTicketError, Ticket, TicketKind,
 };
 
-use super::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
+use super::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock, fenced_lock};
 use super::waiting::{report_conflict, report_waiting};
 use crate::args::lock::{Lock, Renew};
 use crate::exit::{self, Failure};
@@ -89,7 +89,7 @@ pub(crate) async fn lock(store_args: &StoreArgs, args: &Lock) -> Result<u8, Fail
     };
     let locked = match kind {
         TicketKind::Fenced => {
-            let lock = client.fenced_lock(name);
+            let lock = fenced_lock(&client, name, args.clock_tokens);
             let token = |guard: &Guard<FencedLock>| Some(guard.token());
             lock_with(&client, &lock, args, &limits, &mut signals, token).await
         }

@@ -594,7 +594,7 @@ Columns:
   WAITERS  waiters in the queue of a fair lock, and those that have waited for longer than a second
   WAIT     the longest wait
   LEASE    time until the hold ends unless it is renewed
-  TURNS/S  how often the lock was acquired, on average of the last ten looks. Exact for fenced locks, from their token. For \
+  TURNS/S  how often the lock was acquired, on average of the last ten looks. Exact for fenced locks whose token counts. For \
 others it counts looks with a new holder, so shorter holds are missing.
   +        means at least";
 

@@ -425,8 +425,13 @@ fn turns_are_counted() {
     // The token of a store that has lost its data counts from 1 again.
     view.on_look(look(start, 5, vec![lock("c:2"), fenced(1)]));
     assert_eq!(turns(&view, "f"), Some(3.0 / 5.0));
+    // Tokens that follow the clock are no counts.
+    view.on_look(look(start, 6, vec![lock("c:2"), fenced(1 << 51)]));
+    view.on_look(look(start, 7, vec![lock("c:2"), fenced((1 << 51) + 100)]));
+    assert_eq!(turns(&view, "f"), Some(3.0 / 7.0));
+    assert!(!view.history.turns("f").unwrap().is_exact);
     // Average of the last ten looks.
-    for after in 6..20 {
+    for after in 8..20 {
         view.on_look(look(start, after, vec![lock("c:2")]));
     }
     assert_eq!(turns(&view, "a"), Some(0.0));

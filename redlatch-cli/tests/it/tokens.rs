@@ -34,6 +34,38 @@ fn token_is_advanced_after_lost_data() {
     }
 }
 
+/// Greater after lost data, and the key expires.
+#[test]
+fn tokens_follow_the_clock() {
+    let name = unique("token");
+    let next = |command: &[&str]| {
+        let script = "echo $REDLATCH_FENCING_TOKEN";
+        let args = [command, &["--fenced", "--clock-tokens", &name]].concat();
+        let args = match command {
+            ["run"] => [&args[..], &["--", "sh", "-c", script]].concat(),
+            _ => args,
+        };
+        let stdout = finish(redlatch(shared(), &args)).expect(0).stdout;
+        stdout.trim().to_owned()
+    };
+    let key = format!("redisson_lock_token:{{{name}}}");
+    let first: u64 = next(&["run"]).parse().unwrap();
+    assert!((1 << 50..1 << 53).contains(&first), "{first}");
+    assert!(shared().command::<i64>(&["PTTL", &key]) > 0);
+    assert_eq!(shared().command::<i64>(&["DEL", &key]), 1);
+    let second: u64 = next(&["run"]).parse().unwrap();
+    assert!(second > first);
+    next(&["lock", "--lease", "30s"]);
+    let third: u64 = token(&name, &[]).expect(0).stdout.trim().parse().unwrap();
+    assert!(third > second);
+    finish(redlatch(
+        shared(),
+        &["run", "--clock-tokens", &name, "true"],
+    ))
+    .expect(2)
+    .assert_stderr("--fenced");
+}
+
 #[test]
 fn token_of_a_held_lock_is_not_deleted() {
     let name = unique("token");
