@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::Blocking;
 use super::forward::forward;
-use crate::AlreadyRan;
+use super::{Acquirable, Blocking, Guard};
 use crate::error::Result;
+use crate::{AlreadyRan, HasLease};
 
 /// A job that runs at most once for each slot: [`crate::Once`].
 pub type Once = Blocking<crate::Once>;
@@ -19,7 +19,21 @@ forward! { [Once] "crate::Once" {
     run earlier_run() -> Option<AlreadyRan>;
 } }
 
+forward! { [OnceRun] "crate::OnceRun" {
+    get attempt() -> u32;
+} }
+
 impl Once {
+    /// Allows further runs in the place of one without an outcome: [`crate::Once::retry_unfinished`].
+    #[must_use]
+    pub fn retry_unfinished<L>(mut self, times: u32, held: &Guard<L>) -> Once
+    where
+        L: Acquirable + HasLease,
+    {
+        self.inner = self.inner.retry_unfinished(times, &held.inner);
+        self
+    }
+
     /// Begins the run of the current slot: [`crate::Once::begin`].
     ///
     /// ```

@@ -13,6 +13,7 @@ enum Move {
         slot: u8,
         run: u8,
         time_to_live: u32,
+        retries: u32,
     },
     Finish {
         slot: u8,
@@ -29,8 +30,9 @@ enum Move {
 fn moves() -> impl Strategy<Value = Move> {
     let (slot, run) = (0..2u8, 0..4u8);
     prop_oneof![
-        5 => (slot.clone(), run.clone(), 1..4u32)
-            .prop_map(|(slot, run, time_to_live)| Move::Begin { slot, run, time_to_live }),
+        5 => (slot.clone(), run.clone(), 1..4u32, 0..3u32).prop_map(
+            |(slot, run, time_to_live, retries)| Move::Begin { slot, run, time_to_live, retries }
+        ),
         3 => (slot.clone(), run).prop_map(|(slot, run)| Move::Finish { slot, run }),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         1 => slot.prop_map(|slot| Move::Foreign { slot }),
@@ -45,6 +47,7 @@ fn lua_and_rules_agree() {
             slot,
             run,
             time_to_live,
+            retries,
         } => {
             let id = format!("client:{run}");
             let step = Begin {
@@ -55,6 +58,8 @@ fn lua_and_rules_agree() {
                 time_to_live: lease(time_to_live),
                 host: "db7",
                 by: &id,
+                offset: 0,
+                retries,
             };
             let _ = harness.step(&step.step()).await;
         }
@@ -77,6 +82,7 @@ impl Comparable for Begun {
         let age = |at: i64| aged("began", &at.to_string(), record.now);
         let (began, ended) = (age(record.began), record.ended.map(age));
         let (host, by, outcome) = (&record.host, &record.by, &record.outcome);
-        format!("{host} {by} {began} {ended:?} {outcome}")
+        let attempt = record.attempt;
+        format!("{host} {by} {began} {ended:?} {outcome} {attempt}")
     }
 }

@@ -12,7 +12,8 @@ use self::rules::{Begin, Begun, Record, finish};
 use crate::client_registry::shortened;
 use crate::environment::{process_info, random};
 use crate::error::{Error, Result};
-use crate::lease::Lease;
+use crate::lease::{Lease, MAX_LEASE};
+use crate::locks::{Guard, HasLease};
 use crate::name::{MAX_NAME_BYTES, ObjectKeys, OnceKeys};
 use crate::session::Session;
 use crate::store::{Delivery, Progress, Store};
@@ -39,7 +40,7 @@ pub struct Slot(SlotKind);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SlotKind {
-    Per(Duration),
+    Per { length: Duration, offset: Duration },
     Named(String),
 }
 
@@ -50,7 +51,33 @@ impl Slot {
     /// do not matter. All users of a name must use the same length, because its slots share one
     /// record. (In an embedded store the first slot begins when the store is first used.)
     pub fn per(length: Duration) -> Slot {
-        Slot(SlotKind::Per(length))
+        Slot(SlotKind::Per {
+            length,
+            offset: Duration::ZERO,
+        })
+    }
+
+    /// Begins each slot this much later: `Slot::per(day).offset(2 * hour)` begins at 02:00 UTC, and in a place that
+    /// is two hours ahead of UTC all year, `offset(22 * hour)` begins at midnight. Up to
+    /// [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. As the length, it must be the same for all users of
+    /// a name. A slot with a name has no beginning, and does not change.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let hour = Duration::from_secs(3600);
+    /// let at_two = redlatch::Slot::per(24 * hour).offset(2 * hour);
+    /// assert!(client.once("backup", at_two).begin().await?.is_ok());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn offset(mut self, later: Duration) -> Slot {
+        if let SlotKind::Per { offset, .. } = &mut self.0 {
+            *offset = later;
+        }
+        self
     }
 }
 
@@ -106,6 +133,7 @@ pub struct Once {
     keys: Arc<OnceKeys>,
     slot: SlotKind,
     remembered_for: Duration,
+    retries: u32,
 }
 
 /// The only run of a slot, which has begun: [`Once::begin`]. If it is dropped, the outcome
@@ -115,6 +143,7 @@ pub struct OnceRun {
     session: Arc<Session>,
     keys: Arc<OnceKeys>,
     id: String,
+    attempt: u32,
     is_finished: bool,
 }
 
@@ -134,19 +163,22 @@ pub struct AlreadyRan {
     pub took: Option<Duration>,
     /// How it ended: the text of [`OnceRun::finish`], or `finished` ([`Once::run`]) or `dropped`.
     pub outcome: Option<String>,
+    /// Which run of the slot it is: [`OnceRun::attempt`].
+    pub attempt: u32,
 }
 
 impl Once {
     pub(crate) fn new(session: Arc<Session>, name: &str, slot: Slot) -> Once {
         let named = match &slot.0 {
             SlotKind::Named(name) => Some(&**name),
-            SlotKind::Per(_) => None,
+            SlotKind::Per { .. } => None,
         };
         Once {
             keys: Arc::new(OnceKeys::new(&session.prefix, name, named)),
             session,
             slot: slot.0,
             remembered_for: REMEMBERED_FOR,
+            retries: 0,
         }
     }
 
@@ -157,6 +189,31 @@ impl Once {
     #[must_use]
     pub fn remembered_for(mut self, time: Duration) -> Once {
         self.remembered_for = time;
+        self
+    }
+
+    /// Allows the slot this many further runs, each if the latest has no outcome: its process has died, or could not
+    /// reach the store. Default: none.
+    ///
+    /// The record does not tell whether a run without an outcome lasts. A lock does: `held` is a guard of a lock that *every* run
+    /// of this job holds until its end, of the same name or another. While this process holds it, no other run lasts. So a
+    /// process that waits for the lock takes over when the runner dies. If `held` has been lost already, nothing is retried.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// # async fn report() {}
+    /// let held = client.lock("nightly-report").lock().await?; // waits while another process runs it
+    /// let once = client.once("nightly-report", "2026-11-22").retry_unfinished(2, &held);
+    /// match held.run(once.run(report())).await?? {
+    ///     Ok(()) => held.unlock().await?,
+    ///     Err(earlier) => println!("{} ran it", earlier.by),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn retry_unfinished<L: HasLease>(mut self, times: u32, held: &Guard<L>) -> Once {
+        self.retries = if held.is_valid() { times } else { 0 };
         self
     }
 
@@ -194,19 +251,23 @@ impl Once {
             run: Some(&id),
             host: shortened(&host),
             by: shortened(&by),
+            retries: self.retries,
             ..self.look()?
         };
         let progress = Progress::default();
         let delivery = Delivery::acquisition(false);
         let store = &self.session.store;
         let answer = store.run(&begin.step(), None, delivery, &progress).await?;
-        if let Some(earlier) = self.already_ran(answer.reply) {
-            return Ok(Err(earlier));
-        }
+        let attempt = match answer.reply {
+            Begun::New { attempt } => attempt,
+            Begun::Vacant => 1,
+            Begun::Record(record) => return Ok(Err(self.already_ran(record))),
+        };
         let run = OnceRun {
             session: self.session.clone(),
             keys: self.keys.clone(),
             id,
+            attempt,
             is_finished: false,
         };
         if let Some(confirmation) = answer.confirmation {
@@ -257,7 +318,10 @@ impl Once {
     pub async fn earlier_run(&self) -> Result<Option<AlreadyRan>> {
         let step = self.look()?.step();
         let reply = self.session.store.run_idempotent(&step).await?;
-        Ok(self.already_ran(reply))
+        Ok(match reply {
+            Begun::Record(record) => Some(self.already_ran(record)),
+            Begun::New { .. } | Begun::Vacant => None,
+        })
     }
 
     /// Returns the step that only looks.
@@ -267,8 +331,16 @@ impl Once {
             setting,
             reason: format!("{time:?} is out of range; use 1 ms to ten years"),
         };
+        let mut later = Duration::ZERO;
         let slot = match &self.slot {
-            SlotKind::Per(length) => {
+            SlotKind::Per { length, offset } => {
+                if *offset > MAX_LEASE {
+                    return Err(Error::InvalidSetting {
+                        setting: "slot",
+                        reason: format!("the offset {offset:?} is longer than ten years"),
+                    });
+                }
+                later = *offset;
                 let length_of = Lease::new(*length).map_err(|_| invalid("slot", *length));
                 Some(length_of?)
             }
@@ -290,13 +362,12 @@ impl Once {
             time_to_live: Lease::from_remaining(remembered.duration() + length),
             host: "",
             by: "",
+            offset: i64::try_from(later.as_millis()).unwrap_or(0),
+            retries: 0,
         })
     }
 
-    fn already_ran(&self, reply: Begun) -> Option<AlreadyRan> {
-        let Begun::Record(record) = reply else {
-            return None;
-        };
+    fn already_ran(&self, record: Record) -> AlreadyRan {
         let Record { began, ended, .. } = record;
         let at = match &*self.session.store {
             Store::Redis(_) => SystemTime::UNIX_EPOCH.checked_add(millis(began)),
@@ -305,17 +376,23 @@ impl Once {
                 SystemTime::now().checked_sub(millis(record.now.saturating_sub(began)))
             }
         };
-        Some(AlreadyRan {
+        AlreadyRan {
             host: shortened(&record.host).to_owned(),
             by: shortened(&record.by).to_owned(),
             at: at.unwrap_or(SystemTime::UNIX_EPOCH),
             took: ended.map(|ended| millis(ended.saturating_sub(began))),
             outcome: ended.map(|_| shortened(&record.outcome).to_owned()),
-        })
+            attempt: record.attempt,
+        }
     }
 }
 
 impl OnceRun {
+    /// Returns which run of the slot this is: 1, or more after [`Once::retry_unfinished`].
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
     /// Records how the run has ended: a text for people of up to 256 bytes, such as `exit code 0`;
     /// longer ones are cut. Returns whether the record is still that of this run: it may have
     /// expired, and in the next slot of the same length there may be another.

@@ -4,12 +4,12 @@
 //! when and how it ended. Times are those of the store. A slot with a name has a record of its own.
 //! Slots of a length share one: a run is of the current slot if it began in it.
 //!
-//! * Begin: if the current slot has no run, replace the record by one of this run, without an end.
-//!   Else reply the record.
+//! * Begin: if the current slot has no run, or one without an end in whose place another may begin,
+//!   replace the record by one of this run, without an end. Else reply the record.
 //! * Finish: set the end and the outcome, if the record is that of this run.
 //!
-//! Invariant: at most one run begins in each slot, while the record exists. What must not happen,
-//! and what prevents it:
+//! Invariant: at most one run begins in each slot, and with retries one more for each, while the
+//! record exists. What must not happen, and what prevents it:
 //!
 //! - *A slot is repeated after a crash or a lost answer*, although its work may have been done. The
 //!   record is written before the work, and nothing removes it but its expiry, which is later than
@@ -17,6 +17,10 @@
 //! - *A repeated step refuses its own run.* It finds the id of its run.
 //! - *A clock that is set back allows a slot again.* A run in a later slot than the current one
 //!   refuses, too.
+//! - *A retry replaces a run that lasts.* The record cannot tell it from a run whose process died.
+//!   The caller must hold a lock that each run of the job holds ([`super::Once::retry_unfinished`]).
+//! - *A retry allows a later slot again*, after a clock was set back. Only a run of the current slot
+//!   is replaced.
 //! - *An outcome of an earlier run gets into the record of the next.* `finish` compares the ids.
 
 use std::collections::BTreeMap;
@@ -34,8 +38,10 @@ type Fields = BTreeMap<String, String>;
 /// The reply to [`Begin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// This run has begun.
-    New,
+    /// This run has begun: the first of its slot, or a later one in the place of one without an end.
+    New {
+        attempt: u32,
+    },
     /// The slot has no run, and none was requested.
     Vacant,
     Record(Record),
@@ -50,6 +56,7 @@ pub(super) struct Record {
     pub(super) began: i64,
     pub(super) ended: Option<i64>,
     pub(super) outcome: String,
+    pub(super) attempt: u32,
 }
 
 /// Begins the run of a slot unless it has a run already.
@@ -63,6 +70,10 @@ pub(super) struct Begin<'a> {
     pub(super) time_to_live: Lease,
     pub(super) host: &'a str,
     pub(super) by: &'a str,
+    /// How much later than at 0 the slots begin, in milliseconds.
+    pub(super) offset: i64,
+    /// How many further runs the slot may have, each if the latest has no outcome.
+    pub(super) retries: u32,
 }
 
 impl<'a> Begin<'a> {
@@ -74,13 +85,17 @@ impl<'a> Begin<'a> {
             self.time_to_live,
             self.host,
             self.by,
+            self.offset,
+            self.retries,
         ];
         let decode = |reply| match reply {
             ScriptReply::Integer(-1) => Err(not_a_record(object)),
             ScriptReply::Integer(0) => Ok(Begun::Vacant),
-            ScriptReply::Integer(_) => Ok(Begun::New),
+            ScriptReply::Integer(attempt) => Ok(Begun::New {
+                attempt: attempt_of(attempt),
+            }),
             other => {
-                let [now, host, by, began, ended, outcome] = other.array()?;
+                let [now, host, by, began, ended, outcome, attempt] = other.array()?;
                 Ok(Begun::Record(Record {
                     now: now.integer()?,
                     host: host.text()?,
@@ -88,6 +103,7 @@ impl<'a> Begin<'a> {
                     began: began.integer()?,
                     ended: ended.text()?.parse().ok(),
                     outcome: outcome.text()?,
+                    attempt: attempt_of(attempt.integer()?),
                 }))
             }
         };
@@ -106,19 +122,28 @@ impl<'a> Begin<'a> {
         } = *self;
         let now = keyspace.now_ms();
         let key = &*keys.record;
+        let mut attempt = 1;
         if let Some(found) = keyspace.find::<Fields>(key)? {
             let text = |field| found.value.get(field).cloned();
             let began = text("began").and_then(|began| began.parse::<i64>().ok());
             let Some((run, began)) = text("run").zip(began) else {
                 return Err(not_a_record(&keys.object));
             };
+            let latest = text("attempt").and_then(|attempt| attempt.parse().ok());
+            let latest = latest.map_or(1, attempt_of);
             if self.run == Some(&*run) {
-                return Ok(Begun::New);
+                return Ok(Begun::New { attempt: latest });
             }
-            let is_of_slot = slot.is_none_or(|slot| {
-                now.div_euclid(slot.millis()) <= began.div_euclid(slot.millis())
+            let behind = slot.map_or(0, |slot| {
+                let number = |at: i64| at.saturating_sub(self.offset).div_euclid(slot.millis());
+                number(now) - number(began)
             });
-            if is_of_slot {
+            let is_unfinished = text("ended").is_none();
+            let is_retry =
+                behind == 0 && self.run.is_some() && is_unfinished && latest <= self.retries;
+            if is_retry {
+                attempt = latest.saturating_add(1);
+            } else if behind <= 0 {
                 return Ok(Begun::Record(Record {
                     now,
                     host: text("host").unwrap_or_default(),
@@ -126,6 +151,7 @@ impl<'a> Begin<'a> {
                     began,
                     ended: text("ended").and_then(|ended| ended.parse().ok()),
                     outcome: text("outcome").unwrap_or_default(),
+                    attempt: latest,
                 }));
             }
         }
@@ -137,11 +163,12 @@ impl<'a> Begin<'a> {
             ("host", self.host),
             ("by", self.by),
             ("began", &now.to_string()),
+            ("attempt", &attempt.to_string()),
         ];
         let fields = fields.map(|(field, text)| (field.to_owned(), text.to_owned()));
         let time_to_live = Some(self.time_to_live.duration());
         keyspace.set(key, Fields::from(fields), time_to_live);
-        Ok(Begun::New)
+        Ok(Begun::New { attempt })
     }
 }
 
@@ -168,6 +195,11 @@ pub(super) fn finish<'a>(keys: &'a OnceKeys, run: &'a str, outcome: &'a str) -> 
             Ok(true)
         },
     )
+}
+
+/// Converts the number of a run. Another program may have written any number.
+fn attempt_of(number: i64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 fn not_a_record(object: &ObjectKeys) -> crate::Error {

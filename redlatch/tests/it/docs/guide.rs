@@ -78,6 +78,19 @@ async fn operating(url: &str) -> Result<()> {
 }
 
 #[expect(dead_code)]
+async fn retry_unfinished(client: Client) -> Result<()> {
+    async fn send_report() {}
+    let held = client.lock("report").lock().await?; // waits while another machine runs it
+    let once = client
+        .once("report", Slot::per(HOUR))
+        .retry_unfinished(2, &held);
+    let done = held.run(once.run(send_report())).await??;
+    held.unlock().await?;
+    drop(done);
+    Ok(())
+}
+
+#[expect(dead_code)]
 async fn run_once(client: Client) -> Result<()> {
     async fn send_report() {}
     let once = client.once("report", Slot::per(HOUR)); // or a text: client.once("report", "2026-11-22T02:00")

@@ -12,6 +12,7 @@ on_every_store! {
     one_of_many_clients_runs_each_slot,
     runs_of_slots_with_a_length_follow_clock_of_store,
     dropped_run_is_not_repeated,
+    unfinished_run_is_retried_by_next_holder_of_lock,
     names_and_slots_are_independent,
 }
 
@@ -73,16 +74,17 @@ async fn one_of_many_clients_runs_each_slot(store: TestStore) {
     assert_eq!(runs, (0..slots).map(|slot| (slot, 1)).collect());
 }
 
-/// Each slot lasts 50 ms. The clients ask as often as they can, until ten slots were used, and the store says when each run
+/// Each slot lasts 50 ms, and begins 20 ms later than without an offset. The clients ask as often as they can, until ten slots were used, and the store says when each run
 /// began.
 async fn runs_of_slots_with_a_length_follow_clock_of_store(store: TestStore) {
     let (name, length) = (unique("length"), Duration::from_millis(50));
+    let offset = Duration::from_millis(20);
     let begun = Arc::new(Mutex::new(Vec::new()));
     let mut fleet = Vec::new();
     for _ in 0..4 {
         let (client, begun, name) = (store.client().await, begun.clone(), name.clone());
         fleet.push(tokio::spawn(async move {
-            let once = client.once(&name, Slot::per(length));
+            let once = client.once(&name, Slot::per(length).offset(offset));
             while begun.lock().unwrap().len() < 10 {
                 if let Ok(run) = once.begin().await.unwrap() {
                     let record = once.earlier_run().await.unwrap();
@@ -105,7 +107,7 @@ async fn runs_of_slots_with_a_length_follow_clock_of_store(store: TestStore) {
     }
     let slot = |at: &SystemTime| {
         let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        since.as_millis() / length.as_millis()
+        (since - offset).as_millis() / length.as_millis()
     };
     let mut slots: Vec<_> = begun.iter().map(slot).collect();
     let all = slots.len();
@@ -122,6 +124,45 @@ async fn dropped_run_is_not_repeated(store: TestStore) {
     client.flush().await;
     let earlier = once.begin().await.unwrap().unwrap_err();
     assert_eq!(earlier.outcome.as_deref(), Some("dropped"));
+}
+
+/// The runner is killed: it records nothing, and its lock expires.
+async fn unfinished_run_is_retried_by_next_holder_of_lock(store: TestStore) {
+    let name = unique("retry");
+    let (client, other) = (store.client().await, store.client().await);
+    let killed = async || {
+        let guard = client.lock(&name).lock().lease(SHORT).await.unwrap();
+        let once = client.once(&name, "02:00").retry_unfinished(2, &guard);
+        let run = once.begin().await.unwrap().expect("another run");
+        std::mem::forget(guard);
+        run
+    };
+    let late = killed().await;
+    assert_eq!(late.attempt(), 1);
+    // Without a retry, and with a lock that has expired.
+    assert!(client.once(&name, "02:00").begin().await.unwrap().is_err());
+    let guard = other.lock(&name).lock().await.unwrap();
+    let expired = client.lock(&unique("expired")).lock().lease(SHORT).await;
+    let expired = expired.unwrap();
+    expired.lost().await;
+    let once = other.once(&name, "02:00");
+    let refused = once.clone().retry_unfinished(9, &expired).begin().await;
+    assert_eq!(refused.unwrap().unwrap_err().attempt, 1);
+    free(guard).await;
+    // Two retries, and no third.
+    std::mem::forget(killed().await);
+    let last = killed().await;
+    assert_eq!(last.attempt(), 3);
+    assert!(!late.finish("late").await.unwrap());
+    let guard = other.lock(&name).lock().await.unwrap();
+    let again = once.clone().retry_unfinished(2, &guard);
+    let earlier = again.begin().await.unwrap().unwrap_err();
+    assert_eq!((earlier.attempt, earlier.outcome), (3, None));
+    // One with an outcome is not repeated, whatever it is.
+    assert!(last.finish("exit code 1").await.unwrap());
+    let again = once.retry_unfinished(9, &guard);
+    assert_eq!(again.begin().await.unwrap().unwrap_err().attempt, 3);
+    free(guard).await;
 }
 
 async fn names_and_slots_are_independent(store: TestStore) {
@@ -160,6 +201,33 @@ async fn slots_begin_at_multiples_of_their_length() {
     sleep(3 * HOUR).await;
     assert!(mine.run(async {}).await.unwrap().is_ok());
     assert!(others.run(async {}).await.unwrap().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_with_offset_begin_later() {
+    let once = Client::embedded().once("a", Slot::per(3 * HOUR).offset(HOUR));
+    assert!(once.run(async {}).await.unwrap().is_ok());
+    for (time, is_next) in [(HOUR - SECOND, false), (SECOND, true), (3 * HOUR, true)] {
+        sleep(time).await;
+        assert_eq!(once.run(async {}).await.unwrap().is_ok(), is_next);
+        assert!(once.run(async {}).await.unwrap().is_err());
+    }
+}
+
+/// A clock that was set back is in an earlier slot. A retry there would allow the later slot again.
+#[tokio::test]
+async fn run_of_later_slot_is_not_retried() {
+    let (client, name) = (client(shared()).await, unique("set-back"));
+    let once = client.once(&name, Slot::per(HOUR));
+    std::mem::forget(once.begin().await.unwrap().expect("the first run"));
+    let key = format!("redlatch_once:{{{name}}}");
+    let began: i64 = shared().command(&["HGET", &key, "began"]);
+    let later = (began + 3_600_000).to_string();
+    let _: i64 = shared().command(&["HSET", &key, "began", &later]);
+    let guard = held(&client.lock(&name)).await;
+    let once = once.retry_unfinished(1, &guard);
+    assert!(once.begin().await.unwrap().is_err());
+    free(guard).await;
 }
 
 /// The run of an earlier slot ends after that of the next one has begun.
@@ -213,6 +281,10 @@ async fn invalid_names_slots_and_times_are_errors() {
         (client.once("a", too_long), "slot"),
         (client.once("a", Slot::per(Duration::ZERO)), "slot"),
         (client.once("a", Slot::per(Duration::MAX)), "slot"),
+        (
+            client.once("a", Slot::per(HOUR).offset(Duration::MAX)),
+            "slot",
+        ),
         (
             client.once("a", "a").remembered_for(Duration::ZERO),
             "remembered_for",
