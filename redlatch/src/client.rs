@@ -40,6 +40,8 @@ use crate::store::redis::Password;
 use crate::store::redis::options::ConnectOptions;
 #[cfg(feature = "tls")]
 use crate::store::redis::options::Pem;
+#[cfg(feature = "redis")]
+use crate::store::redis::redis_client::url_of;
 use crate::store::redis::{AddressMap, EMBEDDED, Redis};
 use crate::store::{Credentials, Provider, ReplicaSync, ServerReport, Store};
 use crate::wait::{ChannelMap, WaitQueues};
@@ -68,6 +70,12 @@ impl Client {
     /// Connects with the default settings. See [`ClientBuilder::connect`] for URLs and errors.
     pub async fn connect(url: &str) -> Result<Client> {
         Client::builder().connect(url).await
+    }
+
+    /// Connects to the server of a client of the crate [`redis`], with the default settings: [`ClientBuilder::connect_redis`].
+    #[cfg(feature = "redis")]
+    pub async fn from_redis(client: &redis::Client) -> Result<Client> {
+        Client::builder().connect_redis(client).await
     }
 
     /// Creates a client with an embedded store of its own and the default settings, for tests and for
@@ -791,6 +799,34 @@ impl ClientBuilder {
         let channels = self.channels();
         let redis = Redis::connect(url, &self.options, channels.clone()).await?;
         Ok(self.assemble(validated, Store::Redis(redis), channels))
+    }
+
+    /// Connects to the server of a client of the crate [`redis`]: with the address, TLS, user, password and database that the
+    /// service has configured already. Settings of this builder have precedence.
+    ///
+    /// The settings are shared, not the socket: this library relies on the order of the commands on a connection, and on
+    /// knowing which of them were sent, and renewals must not queue behind the service's own commands. Settings of the
+    /// socket (timeouts, keepalive) stay those of this library. So does the protocol: it uses RESP3 on servers that
+    /// have it, whichever the other client uses. Clients for sentinels and clusters are of other types, which do not show their settings: use a
+    /// URL.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ClientBuilder::connect`]. [`Error::InvalidSetting`] names a setting that cannot be shared: `insecure`,
+    /// because certificates are always verified; `tls_params`, because the certificates of such a client cannot be read (set them
+    /// with [`tls_ca`](ClientBuilder::tls_ca) or [`tls_client_cert`](ClientBuilder::tls_client_cert)). A user without a
+    /// password is [`Error::InvalidUrl`]: that client would not log in at all.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let redis = redis::Client::open("redis://app:secret@10.0.0.1/2")?; // the service has it already
+    /// let client = redlatch::Client::builder().prefix("shop:").connect_redis(&redis).await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub async fn connect_redis(self, client: &redis::Client) -> Result<Client> {
+        let url = url_of(client, &self.options)?;
+        self.connect(&url).await
     }
 
     /// Creates a client without connecting: for a service that starts while its store is down. The first step makes the

@@ -39,6 +39,21 @@ impl Client {
         Ok(Client::managed(inner, worker))
     }
 
+    /// Connects to the server of a client of the crate `redis`: [`crate::Client::from_redis`].
+    #[cfg(feature = "redis")]
+    pub fn from_redis(client: &redis::Client) -> Result<Client> {
+        Client::with_redis(crate::Client::builder(), client)
+    }
+
+    /// Connects to such a server with other settings: [`ClientBuilder::connect_redis`].
+    #[cfg(feature = "redis")]
+    pub fn with_redis(settings: ClientBuilder, client: &redis::Client) -> Result<Client> {
+        let worker = Worker::start()?;
+        let client = client.clone();
+        let inner = worker.run(async move { settings.connect_redis(&client).await })??;
+        Ok(Client::managed(inner, worker))
+    }
+
     /// Creates a client of a new embedded store.
     pub fn embedded() -> Result<Client> {
         Client::with_embedded(crate::Client::builder(), &Embedded::new())

@@ -20,6 +20,7 @@ const ONLY_ASYNC: &[(&str, &str)] = &[
     ("Guard", "run"),
     ("Guard", "run_until_asked"),
     ("Leadership", "run"),
+    ("Leadership", "run_until_asked"),
 ];
 
 /// What only the blocking API has: what replaces `.await` and the builder, and the thread as the
@@ -31,6 +32,7 @@ const ONLY_BLOCKING: &[(&str, &str)] = &[
     ("Client", "blocking"),
     ("Client", "with"),
     ("Client", "with_embedded"),
+    ("Client", "with_redis"),
     ("Lock", "is_held_by_current_thread"),
     ("MultiLock", "is_held_by_current_thread"),
     ("OrBusy", "block"),

@@ -27,7 +27,7 @@
 //! capabilities  tracking      what a server can do, as its answers have shown
 //! connector  tls              how a connection is made
 //! wire                        one socket, many callers: pipeline, codec, stream
-//! connection_config  url  options  credentials  endpoint  address_map
+//! connection_config  url  options  credentials  endpoint  address_map  redis_client
 //! exchange_error  pace        errors and retries · pauses in an outage
 //! ```
 
@@ -73,6 +73,8 @@ mod node_ids;
 pub(crate) mod options;
 mod pace;
 mod pubsub;
+#[cfg(feature = "redis")]
+pub(crate) mod redis_client;
 mod refresh_task;
 #[cfg(test)]
 mod refusing_proxy;

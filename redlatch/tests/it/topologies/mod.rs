@@ -8,6 +8,7 @@ mod cluster_moving;
 mod cluster_update;
 mod literal_keys;
 mod moved_endpoint;
+mod redis_client;
 mod replicas;
 mod resp2;
 mod sentinel;
