@@ -1,9 +1,11 @@
 //! `redlatch unlock`: asks the holder of a lock to release it, or releases the lock by force or
 //! with a ticket.
 
+use std::time::Duration;
+
 use redlatch::inspect::{Holder, ObjectKind, ObjectState};
 use redlatch::kind::Revocable;
-use redlatch::{Client, Lock};
+use redlatch::{Client, Lock, PermitId};
 
 use crate::args::change::Unlock;
 use crate::exit::{self, Failure};
@@ -42,9 +44,28 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     stdout::lines([force_unlock(&client, name, None).await?]).await
 }
 
-/// Asks the holder of a lock to release it. With --wait, waits until it has.
+/// Asks the holder of a lock or permit to release it. With --wait, waits until it has.
 async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure> {
-    match client.inspect(name).await? {
+    let state = client.inspect(name).await?;
+    let is_semaphore = matches!(state, Some(ObjectState::ExpirableSemaphore { .. }));
+    match (unlock.permit, is_semaphore) {
+        (Some(permit), _) if is_semaphore || state.is_none() => {
+            return ask_for_permit(client, name, permit, unlock).await;
+        }
+        (Some(_), _) => {
+            return Err(Failure::wrong_kind(format!(
+                "{name}: it is no semaphore with permits that can be asked for"
+            )));
+        }
+        (None, true) => {
+            return Err(Failure::wrong_kind(format!(
+                "{name}: a semaphore has several holders; name a permit with --permit \
+                 (`redlatch show` lists them)"
+            )));
+        }
+        (None, false) => {}
+    }
+    match state {
         Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
             "{name}: readers cannot be asked: others would take their place"
         ))),
@@ -60,6 +81,49 @@ async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure
     }
 }
 
+/// Asks the holder of a permit to release it.
+async fn ask_for_permit(
+    client: &Client,
+    name: &str,
+    permit: PermitId,
+    unlock: &Unlock,
+) -> Result<u8, Failure> {
+    let semaphore = client.expirable_semaphore(name);
+    let asked = match unlock.revoke {
+        Some(limit) => semaphore.revoke(permit, limit).await?,
+        None => semaphore.ask(permit).await?,
+    };
+    if !asked {
+        return stdout::lines([format!("{name}: permit {permit} was not held")]).await;
+    }
+    let limit = limit(unlock);
+    let written = stdout::lines([format!("{name}: asked for permit {permit}{limit}")]).await?;
+    let Some(wait) = unlock.wait else {
+        return Ok(written);
+    };
+    report(name, semaphore.released(permit, wait).await?, wait).await
+}
+
+/// Returns what --revoke means for the holder, as the end of a sentence.
+fn limit(unlock: &Unlock) -> String {
+    unlock.revoke.map_or(String::new(), |limit| {
+        // Redisson and earlier versions continue to renew it.
+        format!(
+            "; a holder that knows requests loses it after {}",
+            duration::short(limit)
+        )
+    })
+}
+
+/// Reports whether the holder has released it within --wait.
+async fn report(name: &str, released: bool, wait: Duration) -> Result<u8, Failure> {
+    if released {
+        return stdout::lines([format!("{name}: released")]).await;
+    }
+    stderr!("{name}: not released within {}", duration::short(wait));
+    Ok(exit::NOT_RELEASED)
+}
+
 async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8, Failure> {
     let shown = lock.name();
     let asked = match unlock.revoke {
@@ -69,13 +133,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
     let Some(owner) = asked else {
         return stdout::lines([format!("{shown}: was not locked")]).await;
     };
-    let limit = unlock.revoke.map_or(String::new(), |limit| {
-        // Redisson and earlier versions continue to renew it.
-        format!(
-            "; a holder that knows requests loses it after {}",
-            duration::short(limit)
-        )
-    });
+    let limit = limit(unlock);
     let written = stdout::lines([format!("{shown}: asked {owner}{limit}")]).await?;
     if owner.as_str().starts_with("ticket-") {
         warning!(
@@ -85,11 +143,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
     let Some(wait) = unlock.wait else {
         return Ok(written);
     };
-    if lock.released_by(owner, wait).await? {
-        return stdout::lines([format!("{shown}: released")]).await;
-    }
-    stderr!("{shown}: not released within {}", duration::short(wait));
-    Ok(exit::NOT_RELEASED)
+    report(shown, lock.released_by(owner, wait).await?, wait).await
 }
 
 /// Unlocks a lock by force, whatever its kind. Returns what it did, as a sentence. With

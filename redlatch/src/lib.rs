@@ -85,7 +85,7 @@ pub mod kind {
     pub use crate::locks::read_write::{Read, Write};
     pub use crate::locks::spin::Spin;
     pub use crate::locks::{LockKind, OwnedKind, Reentrant};
-    pub use crate::more::revocation::Revocable;
+    pub use crate::more::revocation::{Askable, Revocable};
 }
 
 /// Jobs that run by a schedule, each firing on one machine of a fleet: [`Client::job`].
@@ -116,4 +116,5 @@ pub mod inspect {
 #[doc = include_str!("../../docs/revocation.md")]
 #[doc = include_str!("../../docs/tickets.md")]
 #[cfg_attr(all(feature = "macros", feature = "tower"), doc = include_str!("../../docs/http.md"))]
+#[cfg_attr(feature = "metrics", doc = include_str!("../../docs/metrics.md"))]
 struct Guide;

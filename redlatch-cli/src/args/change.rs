@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Subcommand, ValueHint, value_parser};
+use redlatch::PermitId;
 
 use crate::duration;
 
@@ -21,8 +22,8 @@ use crate::duration;
 /// With --revoke a holder that does not release the lock in time loses it: its lease is not renewed
 /// beyond the limit. The next owner acquires the lock only after its holder has noticed that, or
 /// after the end of its lease. Holders that do not know requests are not revoked. Both are for
-/// plain, --fair, --fenced and --spin locks and for writers, and only for the hold that the owner
-/// has now.
+/// plain, --fair, --fenced and --spin locks, for writers and for leaders of elections, and only for
+/// the hold that the owner has now. With --permit they ask for a permit of the semaphore NAME.
 ///
 /// With --force the holder detects the loss at its next renewal; until then it continues,
 /// concurrently with the next holder. Of a read-write lock, it releases the writer or all readers,
@@ -36,6 +37,7 @@ use crate::duration;
 Examples:
   redlatch unlock --ask --wait 30s nightly-backup
   redlatch unlock --revoke 5m --wait 6m nightly-backup
+  redlatch unlock --ask --permit 00112233445566778899aabbccddeeff downloads
   redlatch unlock --force nightly-backup
   redlatch unlock --ticket \"$ticket\"
 
@@ -60,6 +62,10 @@ pub(crate) struct Unlock {
         conflicts_with_all = ["ask", "force"]
     )]
     pub(crate) revoke: Option<Duration>,
+
+    /// Ask for this permit of a semaphore of `run --permits`. `redlatch show NAME` lists the ids
+    #[arg(long, value_name = "ID", requires = "name", conflicts_with = "force")]
+    pub(crate) permit: Option<PermitId>,
 
     /// Wait at most this long until the owner that was asked does not hold the lock
     #[arg(

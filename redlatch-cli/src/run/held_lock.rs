@@ -434,9 +434,9 @@ async fn acquire_permit(
         // One permit was requested, so there is one id.
         owner: guard.ids().iter().map(PermitId::to_string).collect(),
         names: vec![name.to_owned()],
+        asked: Box::pin(guard.asked()),
         guard: Box::new(guard),
         token: None,
-        asked: Box::pin(pending()),
     }))
 }
 

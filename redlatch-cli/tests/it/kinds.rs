@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-fn object(name: &str) -> Value {
+pub(crate) fn object(name: &str) -> Value {
     let shown = finish(redlatch(shared(), &["show", "--json", name])).expect(0);
     serde_json::from_str(&shown.stdout).unwrap_or_else(|e| panic!("{shown:?}: {e}"))
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_testkit::{shared, unique};
 
+use crate::kinds::object;
 use crate::support::*;
 
 /// Waits until the holder would learn of a request at once.
@@ -118,8 +119,62 @@ fn only_held_locks_with_one_holder_can_be_asked() {
     let permits = unique("permits");
     let holder = hold(shared(), &["--permits", "1"], &permits);
     let refused = finish(redlatch(shared(), &["unlock", "--ask", &permits])).expect(65);
-    refused.assert_stderr("cannot be asked");
+    refused.assert_stderr("name a permit with --permit");
     holder.release();
+    let id = "00112233445566778899aabbccddeeff";
+    let args = ["unlock", "--ask", "--permit", id, &permits];
+    let free = finish(redlatch(shared(), &args)).expect(0);
+    assert_eq!(
+        free.stdout,
+        format!("{permits}: permit {id} was not held\n")
+    );
+    let lock = unique("lock");
+    let holder = hold(shared(), &[], &lock);
+    let args = ["unlock", "--ask", "--permit", id, &lock];
+    finish(redlatch(shared(), &args)).expect(65);
+    let args = ["unlock", "--ask", "--permit", "123", &lock];
+    finish(redlatch(shared(), &args)).expect(2);
+    holder.release();
+}
+
+/// The others of the semaphore continue.
+#[test]
+fn permit_is_asked_for_and_revoked() {
+    let name = unique("permits");
+    let script = format!("trap 'exit 3' TERM; echo $$; {IDLE_SCRIPT}");
+    let options = ["--permits", "2", "--watchdog", "1h", "--kill-after", "1h"];
+    let holder = hold_with(shared(), &options, &name, &script);
+    let _ = holder.cmd_pid();
+    let shown = object(&name);
+    let id = shown["permits"][0]["id"].as_str().unwrap().to_owned();
+    let other = hold(shared(), &options, &name);
+    let args = ["unlock", "--ask", "--permit", &id, "--wait", "1m", &name];
+    let asked = finish(redlatch(shared(), &args)).expect(0);
+    let expected = format!("{name}: asked for permit {id}\n{name}: released\n");
+    assert_eq!(asked.stdout, expected);
+    let finished = holder.finish().expect(3);
+    finished.assert_stderr("asked to release it; ending CMD");
+    other.release();
+
+    let stubborn = "trap '' TERM; echo $$; exec cat";
+    let options = [
+        "--permits",
+        "2",
+        "--watchdog",
+        "1h",
+        "--kill-after",
+        "100ms",
+    ];
+    let holder = hold_with(shared(), &options, &name, stubborn);
+    let _ = holder.cmd_pid();
+    let shown = object(&name);
+    let id = shown["permits"][0]["id"].as_str().unwrap();
+    let args = [
+        "unlock", "--revoke", "1s", "--permit", id, "--wait", "1m", &name,
+    ];
+    let asked = finish(redlatch(shared(), &args)).expect(0);
+    assert!(asked.stdout.ends_with("released\n"), "{asked:?}");
+    holder.finish().expect(74);
 }
 
 #[test]

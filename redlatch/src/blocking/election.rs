@@ -36,6 +36,9 @@ forward! { [Election] "crate::Election" {
     run leader() -> Option<Leader>;
     run candidates() -> Vec<Waiter>;
     run advance_epoch(at_least: u64) -> u64;
+    run ask() -> Option<OwnerId>;
+    run revoke(limit: Duration) -> Option<OwnerId>;
+    run released_by(owner: OwnerId, wait: Duration) -> bool;
 } }
 
 impl Election {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::forward::forward;
-use super::{Guard, Lock};
-use crate::OwnerId;
+use super::{Acquirable, ExpirableSemaphore, Guard, Lock};
 use crate::error::Result;
-use crate::kind::Revocable;
+use crate::kind::{Askable, Revocable};
+use crate::{OwnerId, PermitId};
 
 forward! { [<K: Revocable> Lock<K>] "crate::Lock" {
     run ask() -> Option<OwnerId>;
@@ -14,7 +14,16 @@ forward! { [<K: Revocable> Lock<K>] "crate::Lock" {
     run released_by(owner: OwnerId, wait: Duration) -> bool;
 } }
 
-impl<K: Revocable> Guard<crate::Lock<K>> {
+forward! { [ExpirableSemaphore] "crate::ExpirableSemaphore" {
+    run ask(id: PermitId) -> bool;
+    run revoke(id: PermitId, limit: Duration) -> bool;
+    run released(id: PermitId, wait: Duration) -> bool;
+} }
+
+impl<K: Askable> Guard<crate::Lock<K>>
+where
+    crate::Lock<K>: Acquirable,
+{
     /// Blocks until another client asks for the lock, at most this long: [`crate::Guard::asked`]. Returns whether it has asked.
     ///
     /// ```

@@ -362,7 +362,7 @@ macro_rules! waking_script {
 
 /// Returns the script that renews the leases of many locks.
 pub(super) fn renew_script() -> &'static Script {
-    waking_script!("../reentrant/renew.lua")
+    waking_script!("../../hold/requests.lua", "../reentrant/renew.lua")
 }
 
 /// Returns the script that puts a successor in the place of the owner.

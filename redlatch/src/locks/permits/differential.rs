@@ -52,6 +52,10 @@ enum Move {
     LeaseOf {
         id: (u8, u8),
     },
+    Ask {
+        id: (u8, u8),
+        limit: Option<u32>,
+    },
     Inspect,
     Force,
     Delete,
@@ -89,7 +93,8 @@ fn moves() -> impl Strategy<Value = Move> {
         3 => Just(Move::Count),
         1 => (0..3u8, 1..4u8).prop_map(|(owner, n)| Move::CheckHandoff { owner, n }),
         4 => (id.clone(), lease).prop_map(|(id, lease)| Move::UpdateLease { id, lease }),
-        1 => id.prop_map(|id| Move::LeaseOf { id }),
+        1 => id.clone().prop_map(|id| Move::LeaseOf { id }),
+        4 => (id, prop::option::of(0..4u32)).prop_map(|(id, limit)| Move::Ask { id, limit }),
         1 => Just(Move::Inspect),
         2 => Just(Move::Force),
         1 => Just(Move::Delete),
@@ -140,6 +145,8 @@ struct Seen {
     too_many: u32,
     fewer_than_none: u32,
     lease_updated: u32,
+    asked: u32,
+    not_asked: u32,
     forced: u32,
     deleted: u32,
     wrong_kind: u32,
@@ -222,6 +229,12 @@ fn lua_and_rules_agree() {
                 let id = &id(*one).to_string();
                 let _ = harness.step(&rules::lease_of(&keys, id)).await;
             }
+            Move::Ask { id: one, limit } => {
+                let (id, limit) = (&id(*one).to_string(), limit.map(time));
+                let asked = harness.step(&rules::ask(&keys, id, limit)).await;
+                count(&mut seen.asked, asked == Ok(true));
+                count(&mut seen.not_asked, asked == Ok(false));
+            }
             Move::Inspect => {
                 let _ = harness.step(&rules::inspect(&keys)).await;
             }
@@ -262,6 +275,8 @@ fn lua_and_rules_agree() {
         too_many,
         fewer_than_none,
         lease_updated,
+        asked,
+        not_asked,
         forced,
         deleted,
         wrong_kind,
@@ -280,6 +295,8 @@ fn lua_and_rules_agree() {
         too_many,
         fewer_than_none,
         lease_updated,
+        asked,
+        not_asked,
         forced,
         deleted,
         wrong_kind,

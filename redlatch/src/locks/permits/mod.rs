@@ -21,6 +21,7 @@ use self::permit_id::{join_ids, split_ids};
 use self::rules::{Counts, MAX_PERMITS, ReleaseMode};
 use crate::counters::UnsetWarning;
 use crate::error::{Error, Loss, Result};
+use crate::hold::requests::check_limit;
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Share, Spec};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
@@ -289,6 +290,66 @@ impl ExpirableSemaphore {
         let id = &id.to_string();
         let step = rules::update_lease(keys, id, lease);
         self.lock.session.store.run_urgent(&step).await
+    }
+
+    /// Asks the holder of a permit to release it, in any process. Returns whether the permit is held, and so was asked for.
+    /// [`ExpirableSemaphore::held_permits`] lists the ids.
+    ///
+    /// As for a lock ([`Lock::ask`]), the holder decides: its [`Guard::asked`] completes, and
+    /// [`Acquire::run_until_asked`] ends its work and releases. A guard of several permits is asked if one of them is. A permit that was
+    /// taken out of its guard has no holder that could react, and Redisson does not know requests.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ExpirableSemaphore::available`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the permit may or may not have been asked for. It can be repeated: an id is never used again.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let jobs = client.expirable_semaphore("jobs").permits(2);
+    /// let permit = jobs.acquire().await?;
+    /// for held in jobs.held_permits().await? {
+    ///     jobs.ask(held.id).await?; // in another process
+    /// }
+    /// permit.asked().await;
+    /// permit.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn ask(&self, id: PermitId) -> Result<bool> {
+        self.ask_until(id, None).await
+    }
+
+    /// Asks for a permit as [`ExpirableSemaphore::ask`] does. If its holder has not released it by the end of `limit`, all permits of
+    /// that guard are lost, for the reason [`Loss::Revoked`], and then released: [`Lock::revoke`], which has the details.
+    /// Returns immediately whether the permit is held. Of several requests the earliest limit counts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ExpirableSemaphore::ask`]. [`Error::InvalidSetting`]: the limit is longer than
+    /// [`MAX_LEASE`](crate::MAX_LEASE).
+    ///
+    /// # Cancel safety
+    ///
+    /// As for [`ExpirableSemaphore::ask`].
+    pub async fn revoke(&self, id: PermitId, limit: Duration) -> Result<bool> {
+        check_limit(limit)?;
+        self.ask_until(id, Some(limit)).await
+    }
+
+    async fn ask_until(&self, id: PermitId, limit: Option<Duration>) -> Result<bool> {
+        let id = &id.to_string();
+        let step = rules::ask(self.keys()?, id, limit);
+        self.run_idempotent(step).await
+    }
+
+    /// Waits until a permit is not held, at most this long: [`Lock::released_by`]. Returns whether it is not.
+    pub async fn released(&self, id: PermitId, wait: Duration) -> Result<bool> {
+        let id = id.to_string().into();
+        self.lock.until_released_by(id, wait).await
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
@@ -620,13 +681,16 @@ impl HoldKind for Permits {
         Renewal {
             script: rules::renew_script(),
             key: &self.keys.deadlines,
-            args: smallvec![(&*hold.field).into()],
+            args: smallvec![
+                (&*hold.field).into(),
+                self.keys.object.requests_key().into()
+            ],
             weight: split_ids(&hold.field).count(),
         }
     }
 
     fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
-        rules::renew(keyspace, &self.keys, hold, lease).map(Into::into)
+        rules::renew(keyspace, &self.keys, hold, lease)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {

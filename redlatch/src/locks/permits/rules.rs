@@ -13,21 +13,25 @@
 //! * Release: remove the ids from the set, add them to the free permits, and publish their number.
 //!   All steps that add free permits publish.
 //! * Renew: extend the timestamps of a guard's permits, only if all of them are held.
+//! * Ask: record a request for a permit beside the semaphore (`hold/requests`), and publish. Renewals do
+//!   not extend the leases of a guard beyond the earliest limit of its permits.
 //! * Without a number no permits are set, and the entries of the set belong to no semaphore.
 //!
 //! The embedded store keeps ids in hex, a server keeps their bytes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::permit_id::{PermitId, split_ids};
 use crate::counters::read_number;
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::{Hold, Renewed, requests};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::locks::Holder;
 use crate::name::PermitKeys;
-use crate::step::{Args, Outcome, Script, ScriptReply, Step, args, script, unexpected_reply};
+use crate::step::{Arg, Args, Outcome, Script, ScriptReply, Step, args, script, unexpected_reply};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
 /// the same permits.
@@ -268,7 +272,7 @@ pub(super) fn release<'a>(
 
 /// Renews the leases of many sets of permits.
 pub(super) fn renew_script() -> &'static Script {
-    script!("renew.lua")
+    script!("../../hold/requests.lua", "renew.lua")
 }
 
 /// Renews one set, as the script does.
@@ -277,25 +281,69 @@ pub(super) fn renew(
     keys: &PermitKeys,
     hold: &Hold,
     lease: Option<Lease>,
-) -> Result<bool> {
+) -> Result<Renewed> {
+    let renewed = requests::find_first(keyspace, hold, split_ids(&hold.field));
     let now = keyspace.now_ms();
     let now_rounded_up = keyspace.now_ms_rounded_up();
     let Some(held) = keyspace.find::<Timestamps>(&keys.deadlines)? else {
-        return Ok(false);
+        return Ok(Renewed::NotHeld);
     };
     let is_held = |id| held.value.get(id).is_some_and(|timestamp| *timestamp > now);
     if !split_ids(&hold.field).all(is_held) {
-        return Ok(false);
+        return Ok(Renewed::NotHeld);
     }
-    let Some(end) = lease.map(|lease| end(now_rounded_up, lease)) else {
-        return Ok(true);
+    let lease = lease.map(|lease| renewed.limit(lease.duration()));
+    let Some(lease) = lease.filter(|lease| !lease.is_zero()) else {
+        return Ok(renewed);
     };
+    let end = now_rounded_up.saturating_add(requests::millis(lease));
     for id in split_ids(&hold.field) {
         if let Some(timestamp) = held.value.get_mut(id) {
             *timestamp = end.max(*timestamp);
         }
     }
-    Ok(true)
+    Ok(renewed)
+}
+
+/// Asks the holder of a permit to release it. Replies whether the permit is held. `limit`: how long it may still be renewed,
+/// if that is limited. Whole milliseconds, at most ten years.
+pub(super) fn ask<'a>(
+    keys: &'a PermitKeys,
+    id: &'a str,
+    limit: Option<Duration>,
+) -> Step<'a, bool> {
+    let object = &keys.object;
+    let mut args = args![object.channel(), id];
+    args.extend(limit.map(|limit| Arg::from(requests::millis(limit))));
+    Step::new(
+        script!(
+            "../expire.lua",
+            "prelude.lua",
+            "../../hold/record.lua",
+            "ask.lua"
+        ),
+        [
+            Cow::from(object.key()),
+            (&*keys.deadlines).into(),
+            object.requests_key().into(),
+        ],
+        args,
+        ScriptReply::flag,
+        move |keyspace| {
+            let mut semaphore = SemaphoreState::load(keyspace, keys)?;
+            let held = match semaphore.available {
+                Some(_) => semaphore.timestamps()?.cloned().unwrap_or_default(),
+                None => Timestamps::new(),
+            };
+            let Some(timestamp) = held.get(id) else {
+                return Ok(false);
+            };
+            let left = semaphore.left(*timestamp).duration().unwrap_or_default();
+            let is_held = |id: &str| held.contains_key(id);
+            requests::record(keyspace, object, id, left, limit, is_held)?;
+            Ok(true)
+        },
+    )
 }
 
 /// Sets the total number of permits, including held ones. Replies whether they were set.

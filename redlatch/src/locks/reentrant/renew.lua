@@ -1,6 +1,6 @@
 -- Renews the leases of many locks at once, each only while its owner holds it. The lease of an owner that was asked to release
 -- its lock by a certain time is not extended beyond that time. The caller prepends the function `wake`, which differs between
--- the kinds of lock.
+-- the kinds of lock, and `requests.lua`.
 --
 -- KEYS     the locks
 -- ARGV[1]  lease in ms; 0: only check, do not change the expiry
@@ -10,33 +10,11 @@
 -- Returns  for each lock 1: renewed, 0: its owner does not hold it
 --          -1: renewed, and its owner was asked to release it
 --          else the ms until it must have released it, plus 2: the lease was extended until then at most
-local lease = tonumber(ARGV[1])
 local renewed = {}
-
--- The requests are not declared as keys: in a cluster, a script with several declared keys is refused while their slot is
--- moving, and a renewal must not be refused.
-local requests = {}
 for i, key in ipairs(KEYS) do
     -- As in `name.rs`: the requests for `a` and `{a}` differ.
     local tagged = string.find(key, '{', 1, true) and ':' .. key or '{' .. key .. '}'
     requests[i] = 'redlatch_lock_asked:' .. tagged
-end
--- Mostly there are none. pcall: without permission, or while a slot moves, requests do not count.
-local has_requests = redis.pcall('EXISTS', unpack(requests)) ~= 0
-
--- Returns the lease that the i-th lock may have, and the reply for it.
-local function limit(i, owner)
-    local score = has_requests and redis.pcall('ZSCORE', requests[i], owner)
-    local limit = type(score) == 'string' and tonumber(score)
-    if not limit then
-        return lease, 1
-    elseif limit > 900000000000000 then
-        return lease, -1
-    end
-    local time = redis.call('TIME')
-    -- PEXPIRE refuses fractions, and the error would keep the other locks from being renewed.
-    local left = math.floor(math.max(limit - time[1] * 1000 - time[2] / 1000, 0))
-    return math.min(lease, left), left + 2
 end
 
 for i = 1, (#ARGV - 1) / 2 do
@@ -44,7 +22,7 @@ for i = 1, (#ARGV - 1) / 2 do
     -- pcall: a key that is no longer a hash must not prevent the renewal of the others.
     if redis.pcall('HEXISTS', key, owner) == 1 then
         local extended
-        extended, renewed[i] = limit(i, owner)
+        extended, renewed[i] = limit(i, { owner })
         -- The owner may have re-entered with a longer lease: the expiry may only move later.
         if extended > 0 and redis.call('PTTL', key) < extended then
             redis.call('PEXPIRE', key, extended)

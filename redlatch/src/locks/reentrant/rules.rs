@@ -168,7 +168,7 @@ pub(crate) fn set_hold_count(keyspace: &mut Keyspace, params: ReleaseParams<'_>)
 
 /// Renews the leases of many locks.
 pub(crate) fn renew_script() -> &'static Script {
-    script!("wake.lua", "renew.lua")
+    script!("../../hold/requests.lua", "wake.lua", "renew.lua")
 }
 
 /// Returns whether an owner does not hold a lock because there is no hash: it was deleted by

@@ -224,10 +224,42 @@ impl Election {
     ///
     /// As [`Election::leader`].
     pub async fn candidates(&self) -> Result<Vec<Waiter>> {
+        self.fair_lock().queue().await
+    }
+
+    /// Asks the leader to resign, in any process. Returns the candidate that was asked; `None`: there is no leader. The leader
+    /// decides: its [`Leadership::asked`] completes. All else is as for [`Lock::ask`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let election = client.election("scheduler");
+    /// let leadership = election.campaign("10.0.0.7:8080").await?;
+    /// let asked = election.ask().await?; // in another process
+    /// assert_eq!(asked.as_ref(), Some(leadership.owner_id()));
+    /// leadership.asked().await;
+    /// leadership.resign().await
+    /// # }
+    /// ```
+    pub async fn ask(&self) -> Result<Option<OwnerId>> {
+        self.fair_lock().ask().await
+    }
+
+    /// Asks the leader to resign as [`Election::ask`] does. If it has not by the end of `limit`, its leadership is lost:
+    /// [`Lock::revoke`].
+    pub async fn revoke(&self, limit: Duration) -> Result<Option<OwnerId>> {
+        self.fair_lock().revoke(limit).await
+    }
+
+    /// Waits until a candidate, mostly the result of [`Election::ask`], does not lead, at most this long: [`Lock::released_by`].
+    pub async fn released_by(&self, owner: OwnerId, wait: Duration) -> Result<bool> {
+        self.fair_lock().released_by(owner, wait).await
+    }
+
+    /// Returns the fair lock with the same name. Its holder is the leader.
+    fn fair_lock(&self) -> FairLock {
         let fair = Fair::from_keys(self.keys.fair.clone());
         FairLock::from_kind(self.session.clone(), fair)
-            .queue()
-            .await
     }
 }
 
@@ -326,14 +358,20 @@ impl Leadership {
         self.guard.lost()
     }
 
-    /// Completes when another client asks the leader to resign, as the holder of a fair lock with
-    /// the election's name ([`Lock::ask`]). Otherwise as [`Guard::asked`].
+    /// Completes when another client asks the leader to resign ([`Election::ask`]), also as the holder of a fair
+    /// lock with the election's name. Otherwise as [`Guard::asked`].
     ///
     /// # Cancel safety
     ///
     /// Can be dropped and called again at any time.
     pub fn asked(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.guard.asked()
+    }
+
+    /// Runs `work` while this leads, until another client asks the leader to resign. Then `work` is dropped at its current await point.
+    /// `None`: it was asked. It leads on until it resigns. Otherwise as [`Leadership::run`].
+    pub async fn run_until_asked<F: Future>(&self, work: F) -> Result<Option<F::Output>> {
+        self.guard.run_until_asked(work).await
     }
 
     /// Runs `work` while this leads. The leadership continues afterwards.

@@ -1,5 +1,5 @@
 -- Asks the holder of a lock to release it, by a certain time if there is a limit. Its lease is then not extended beyond that
--- time. Of several requests to one holder the earliest limit counts.
+-- time. The caller prepends `record.lua`.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
 -- KEYS[2]  the requests: sorted set owner -> timestamp until which its hold may be renewed
@@ -26,21 +26,9 @@ end
 if not holder then
     return nil
 end
-local time, never = redis.call('TIME'), 1000000000000000
-local limit = tonumber(ARGV[3])
-local last = limit and time[1] * 1000 + math.floor(time[2] / 1000) + limit or never
-local earlier = redis.call('ZSCORE', KEYS[2], holder)
--- The request must outlast the hold: a hold that was revoked would be renewed again. A re-entry may extend it until the
--- client of its holder has checked it, so there is an hour more.
-local lifetime = math.max(redis.call('PTTL', KEYS[1]), 0) + (limit or 0) + 3600000
-if earlier then
-    last = math.min(last, tonumber(earlier))
-    lifetime = math.max(lifetime, redis.call('PTTL', KEYS[2]))
-else
+if not redis.call('ZSCORE', KEYS[2], holder) then
+    -- Those for earlier holders.
     redis.call('DEL', KEYS[2])
 end
-redis.call('ZADD', KEYS[2], last, holder)
-expire(KEYS[2], lifetime)
--- Redisson ignores this message.
-redis.call('PUBLISH', ARGV[1], '2')
+record(KEYS[2], ARGV[1], holder, redis.call('PTTL', KEYS[1]), tonumber(ARGV[3]))
 return holder

@@ -8,22 +8,14 @@
 //! owner, it is not repeated, and a release by an owner that may acquire the lock again removes it.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::hold::requests::{NO_LIMIT, Requests};
+use crate::hold::requests::{millis, record};
 use crate::keyspace::Holds;
-use crate::lease::Expiry;
 use crate::locks::rules::{FOREIGN_HASH, wrong_kind};
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of};
 use crate::owner::OwnerId;
 use crate::step::{Arg, ScriptReply, Step, args, script};
-
-/// How much longer than a hold its request remains.
-const GRACE: Duration = Duration::from_secs(3600);
-
-/// The message to the holder. Redisson's waiters know 0 and 1, and ignore others.
-const ASKED: i64 = 2;
 
 /// Asks the holder of a lock to release it. Replies the owner that was asked; `None`: no owner
 /// holds the lock. `limit`: how long its hold may still be renewed, if that is limited. Whole
@@ -31,13 +23,11 @@ const ASKED: i64 = 2;
 pub(super) fn ask(object: &ObjectKeys, limit: Option<Duration>) -> Step<'_, Option<OwnerId>> {
     let requests = object.requests_key();
     let is_for_writer = object.layout() == KeyLayout::Write;
-    let millis = |limit: Duration| i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
-    let limit_ms = limit.map(millis);
     let mut args = args![object.channel(), is_for_writer];
-    args.extend(limit_ms.map(Arg::from));
+    args.extend(limit.map(|limit| Arg::from(millis(limit))));
     Step::new(
-        script!("../../locks/expire.lua", "ask.lua"),
-        [Cow::from(object.key()), requests.clone().into()],
+        script!("../../locks/expire.lua", "../../hold/record.lua", "ask.lua"),
+        [Cow::from(object.key()), requests.into()],
         args,
         move |reply| match reply {
             ScriptReply::Nil => Ok(None),
@@ -57,22 +47,8 @@ pub(super) fn ask(object: &ObjectKeys, limit: Option<Duration>) -> Step<'_, Opti
             let Some(holder) = holder.cloned() else {
                 return Ok(None);
             };
-            let now = keyspace.now_ms();
-            let last = limit_ms.map_or(NO_LIMIT, |limit| now + limit);
-            let lifetime = left + limit.unwrap_or_default() + GRACE;
-            let requests_left = keyspace.remaining(&requests).and_then(Expiry::duration);
-            match keyspace.find::<Requests>(&requests)? {
-                Some(mut all) if all.value.contains_key(&holder) => {
-                    let request = all.value.entry(holder.clone());
-                    request.and_modify(|earlier| *earlier = last.min(*earlier));
-                    all.expire_after(lifetime.max(requests_left.unwrap_or_default()));
-                }
-                _ => {
-                    let all: Requests = BTreeMap::from([(holder.clone(), last)]);
-                    keyspace.set(&requests, all, Some(lifetime));
-                }
-            }
-            keyspace.publish(object.channel(), ASKED);
+            let is_of_holder = |owner: &str| owner == holder;
+            record(keyspace, object, &holder, left, limit, is_of_holder)?;
             Ok(Some(owner_of(&holder).into()))
         },
     )

@@ -44,24 +44,30 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep_until};
+
 use self::ask::ask;
-use crate::error::{Error, Result};
-use crate::hold::{Hold, PeriodId, Renewed};
+use crate::error::Result;
+use crate::hold::requests::check_limit;
+use crate::hold::{Hold, PeriodId, Renewed, Share};
 use crate::join::Boxed;
-use crate::lease::{Expiry, MAX_LEASE, WaitLimit};
+use crate::lease::{Expiry, WaitLimit};
 use crate::locks::fair::Fair;
 use crate::locks::fenced::Fenced;
+use crate::locks::permits::Permits;
 use crate::locks::read_write::Write;
 use crate::locks::spin::Spin;
-use crate::locks::{Acquire, Guard, Lock, OwnedKind, Reentrant};
+use crate::locks::{Acquire, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::owner::OwnerId;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
+use crate::sync::Mutex;
 use crate::wait::{RequestLimits, private_object};
 use crate::watchdog::renew_holds;
 
-/// How often [`Lock::released_by`] looks, because fair and spin locks do not publish each release.
+/// How often [`Lock::released_by`] looks, because fair and spin locks do not publish each release. Also the shortest time between
+/// two looks for requests of permits.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A kind of lock whose holder can be asked to release it: the re-entrant, fair, fenced and spin lock, and the write side of a
@@ -73,6 +79,13 @@ impl Revocable for Fair {}
 impl Revocable for Fenced {}
 impl Revocable for Spin {}
 impl Revocable for Write {}
+
+/// A kind whose guards can be asked for: the [`Revocable`] ones, and permits
+/// ([`ExpirableSemaphore::ask`](crate::ExpirableSemaphore::ask)).
+pub trait Askable: LockKind {}
+
+impl<K: Revocable> Askable for K {}
+impl Askable for Permits {}
 
 impl<K: Revocable> Lock<K> {
     /// Asks the holder to release the lock, in any process. Returns the owner that was asked; `None`: the lock is free, and
@@ -87,7 +100,7 @@ impl<K: Revocable> Lock<K> {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The step is
+    /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown): the connection broke before the answer arrived. The step is
     /// not repeated, because another owner may hold the lock by now.
     ///
     /// # Cancel safety
@@ -124,7 +137,8 @@ impl<K: Revocable> Lock<K> {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::ask`]. [`Error::InvalidSetting`]: the limit is longer than [`MAX_LEASE`].
+    /// Those of [`Lock::ask`]. [`Error::InvalidSetting`](crate::Error::InvalidSetting): the limit is longer than
+    /// [`MAX_LEASE`](crate::MAX_LEASE).
     ///
     /// # Cancel safety
     ///
@@ -144,12 +158,7 @@ impl<K: Revocable> Lock<K> {
     /// # Ok(()) }
     /// ```
     pub async fn revoke(&self, limit: Duration) -> Result<Option<OwnerId>> {
-        if limit > MAX_LEASE {
-            return Err(Error::InvalidSetting {
-                setting: "limit",
-                reason: format!("{limit:?} is out of range; use at most ten years"),
-            });
-        }
+        check_limit(limit)?;
         self.ask_until(Some(limit)).await
     }
 
@@ -176,6 +185,13 @@ impl<K: Revocable> Lock<K> {
     ///
     /// Can be dropped and called again at any time.
     pub async fn released_by(&self, owner: OwnerId, wait: Duration) -> Result<bool> {
+        self.until_released_by(owner, wait).await
+    }
+}
+
+impl<K: LockKind> Lock<K> {
+    /// See [`Lock::released_by`].
+    pub(crate) async fn until_released_by(&self, owner: OwnerId, wait: Duration) -> Result<bool> {
         self.session.background.remember_runtime()?;
         self.valid_kind()?;
         let limits = RequestLimits::new(WaitLimit::at_most(wait), Some(Expiry::Never));
@@ -202,8 +218,9 @@ impl<K: Revocable> Lock<K> {
     }
 }
 
-impl<K: Revocable> Guard<Lock<K>> {
-    /// Completes when another client asks for the lock: [`Lock::ask`], [`Lock::revoke`]. Immediately if it has asked before, in this hold.
+impl<K: Askable> Guard<Lock<K>> {
+    /// Completes when another client asks for the lock, or for one of the permits: [`Lock::ask`], [`Lock::revoke`],
+    /// [`ExpirableSemaphore::ask`](crate::ExpirableSemaphore::ask). Immediately if it has asked before, in this hold.
     /// Never completes if the lock is lost or released first.
     ///
     /// While it is polled, it subscribes to the lock's channel, and looks for a request after each message and each broken
@@ -258,7 +275,7 @@ impl<K: Revocable> Guard<Lock<K>> {
     }
 }
 
-impl<K: Revocable> Acquire<Lock<K>> {
+impl<K: Askable> Acquire<Lock<K>> {
     /// Acquires, runs `work` while it is held, and releases: [`Acquire::run`]. If another client asks for the lock ([`Lock::ask`],
     /// [`Lock::revoke`]), `work` is dropped at its current await point before the release. `None`: it was asked.
     ///
@@ -317,9 +334,17 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: PeriodId
 async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId) {
     let limits = RequestLimits::new(WaitLimit::Endless, Some(Expiry::Never));
     let (store, progress) = (&session.store, Progress::default());
+    // Each release of another permit is a message, too.
+    let pauses = hold.kind.share() != Share::Whole;
+    let next_look = Mutex::new(None);
     let look = |channel| -> Boxed<'_, _> {
-        let progress = &progress;
+        let (progress, next_look) = (&progress, &next_look);
         Box::pin(async move {
+            let next = next_look.lock().filter(|_| pauses);
+            if let Some(next) = next {
+                sleep_until(next).await;
+            }
+            *next_look.lock() = Some(Instant::now() + LOOK_INTERVAL);
             let granted_in = {
                 let state = hold.state();
                 if state.held_period() != Some(period) {

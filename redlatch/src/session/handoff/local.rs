@@ -48,7 +48,7 @@ use crate::hold::{
     CHECK_LIMIT, Chain, Hold, HoldLimits, NoHandoff, OtherClients, Renewed, Share, fair_waiters,
     requests,
 };
-use crate::keyspace::Holds;
+use crate::keyspace::{FoundKey, Holds};
 use crate::name::ObjectKeys;
 use crate::step::{Step, args, script};
 use crate::sync::Mutex;
@@ -346,7 +346,9 @@ pub(crate) fn check_handoff<'a>(
     let mut args = args![object.channel()];
     match hold.map(|hold| (&*hold.field, hold.kind.share())) {
         Some((field, Share::Whole)) => args.extend(args!["lock", field, object.requests_key()]),
-        Some((field, Share::Permits(_))) => args.extend(args!["permits", field]),
+        Some((field, Share::Permits(_))) => {
+            args.extend(args!["permits", field, object.requests_key()]);
+        }
         None => {}
     }
     Step::new(
@@ -362,17 +364,20 @@ pub(crate) fn check_handoff<'a>(
             Ok((is_held.flag()?, waiting))
         },
         move |keyspace| {
-            let is_held = match hold {
+            let (is_held, is_asked) = match hold {
                 Some(hold) if hold.kind.share() == Share::Whole => {
                     let holds = keyspace.find::<Holds>(hold.object.key())?;
-                    holds.is_some_and(|holds| holds.value.counts.contains_key(&*hold.field))
+                    let is_held =
+                        |holds: FoundKey<'_, Holds>| holds.value.counts.contains_key(&*hold.field);
+                    let is_held = holds.is_some_and(is_held);
+                    (is_held, requests::find(keyspace, hold) != Renewed::Held)
                 }
-                Some(hold) => hold.kind.renew(keyspace, hold, None)?.is_held(),
-                None => keyspace.exists(object.key()),
+                Some(hold) => {
+                    let renewed = hold.kind.renew(keyspace, hold, None)?;
+                    (renewed.is_held(), matches!(renewed, Renewed::Asked { .. }))
+                }
+                None => (keyspace.exists(object.key()), false),
             };
-            let whole = hold.filter(|hold| hold.kind.share() == Share::Whole);
-            let is_asked =
-                whole.is_some_and(|hold| requests::find(keyspace, hold) != Renewed::Held);
             let subscribers = keyspace.subscriber_count(object.channel());
             let waiting = WaiterCounts {
                 subscribers: subscribers as u64 + u64::from(is_asked),

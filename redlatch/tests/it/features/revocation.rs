@@ -7,6 +7,9 @@ use crate::common::secured::{PREFIX, Rules, Secured, rules};
 
 on_every_store! {
     request_reaches_holder_of_each_kind,
+    request_reaches_holder_of_permit,
+    permits_of_revoked_guard_are_free_after_it_is_lost,
+    leader_is_asked_and_revoked,
     next_owner_acquires_after_revoked_one_is_lost,
     later_holds_of_the_owner_are_not_asked,
     hold_that_was_asked_for_becomes_no_ticket,
@@ -171,6 +174,98 @@ async fn request_reaches_holder_of_each_kind(store: TestStore) {
     ask_for(one.spin_lock(&spin), other.spin_lock(&spin)).await;
     let [ours, theirs] = [one, other].map(|client| client.read_write_lock(&write).write());
     ask_for(ours, theirs).await;
+}
+
+async fn request_reaches_holder_of_permit(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let [one, other] = store.clients_with(settings).await;
+    let name = unique("permit");
+    let [ours, theirs] = [&one, &other].map(|client| client.expirable_semaphore(&name).permits(4));
+    let several = ours.acquire_many(2).await.unwrap();
+    let kept = ours.acquire().await.unwrap();
+    let (asked, not_asked) = (tokio::spawn(several.asked()), tokio::spawn(kept.asked()));
+    // One of them is enough.
+    let id = several.ids()[1];
+    assert!(theirs.ask(id).await.unwrap());
+    done("it is asked", asked).await;
+    within_limit("it was asked", several.asked()).await;
+    assert!(several.is_valid());
+    assert!(!theirs.released(id, Duration::ZERO).await.unwrap());
+    let released = theirs.released(id, LONG);
+    let (released, unlocked) = tokio::join!(released, several.release());
+    unlocked.unwrap();
+    assert!(released.unwrap());
+    assert!(!theirs.ask(id).await.unwrap());
+    assert!(!not_asked.is_finished());
+    not_asked.abort();
+    free(kept).await;
+    let work = ours.acquire().run_until_asked(std::future::pending::<()>());
+    let work = tokio::spawn(work);
+    let ask_all = async || {
+        let held = theirs.held_permits().await.unwrap();
+        for permit in &held {
+            assert!(theirs.ask(permit.id).await.unwrap());
+        }
+        !held.is_empty()
+    };
+    until("it is held", ask_all).await;
+    assert_eq!(done("it ends", work).await.unwrap(), None);
+    assert_eq!(theirs.available().await.unwrap(), 4);
+}
+
+/// The holder ignores the request. Its lease is far longer than the limit.
+async fn permits_of_revoked_guard_are_free_after_it_is_lost(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let [client, other] = store.clients_with(settings).await;
+    let name = unique("revoked-permit");
+    let [ours, theirs] = [&client, &other].map(|client| client.expirable_semaphore(&name));
+    assert!(ours.try_set_permits(3).await.unwrap());
+    let permits = ours.acquire_many(2).await.unwrap();
+    let next = waiter_of(&other, theirs.acquire_many(3)).await;
+    let kept = ours.acquire().await.unwrap();
+    let asked = tokio::spawn(permits.asked());
+    until("it listens", async || client.status().subscriptions > 0).await;
+    let id = permits.ids()[0];
+    assert!(theirs.revoke(id, SECOND).await.unwrap());
+    // A later one with more time changes nothing.
+    assert!(theirs.revoke(id, HOUR).await.unwrap());
+    done("it is asked", asked).await;
+    within_limit("it is lost", permits.lost()).await;
+    assert!(kept.is_valid());
+    free(kept).await;
+    let next = joined("the next acquires", next).await;
+    assert!(!permits.is_valid() && next.is_valid());
+    assert_lost(permits.release().await, Loss::Revoked);
+    free(next).await;
+    let too_long = theirs.revoke(id, MAX_LEASE + SECOND).await;
+    assert!(matches!(too_long, Err(Error::InvalidSetting { .. })));
+}
+
+async fn leader_is_asked_and_revoked(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let [client, other] = store.clients_with(settings).await;
+    let name = unique("leader");
+    let [ours, theirs] = [&client, &other].map(|client| client.election(&name));
+    assert_eq!(theirs.ask().await.unwrap(), None);
+    let leadership = ours.campaign("one").await.unwrap();
+    let work = leadership.run_until_asked(std::future::pending::<()>());
+    let (stopped, asked) = tokio::join!(within_limit("it stops", work), theirs.ask());
+    assert_eq!(stopped.unwrap(), None);
+    let owner = asked.unwrap().expect("a leader");
+    assert_eq!(&owner, leadership.owner_id());
+    let resigned = leadership.resign();
+    let (released, resigned) = tokio::join!(theirs.released_by(owner, LONG), resigned);
+    resigned.unwrap();
+    assert!(released.unwrap());
+    // This one ignores it.
+    let leadership = ours.campaign("two").await.unwrap();
+    let asked = tokio::spawn(leadership.asked());
+    until("it listens", async || client.status().subscriptions > 0).await;
+    theirs.revoke(SECOND).await.unwrap().expect("a leader");
+    done("it is asked", asked).await;
+    let next = within_limit("the next leads", theirs.campaign("three")).await;
+    assert!(!leadership.is_valid());
+    next.unwrap().resign().await.unwrap();
 }
 
 /// The holder ignores the request. Its lease is far longer than the limit.

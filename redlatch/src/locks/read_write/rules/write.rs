@@ -194,6 +194,7 @@ pub(in super::super) fn renew_script() -> &'static Script {
     script!(
         "../readers.lua",
         "../write_wake.lua",
+        "../../../hold/requests.lua",
         "../../reentrant/renew.lua"
     )
 }
