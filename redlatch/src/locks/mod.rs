@@ -185,7 +185,23 @@ impl<K: LockKind> Lock<K> {
     /// configure it first, for example with a wait limit: [`TryAcquire`].
     ///
     /// The compiler does not warn of `lock.try_lock().await?;`, which releases the lock at once, or
-    /// has not acquired it: an `Option` may be ignored. Use `let Some(guard) = … else { … };`.
+    /// has not acquired it: an `Option` may be ignored. Use `let Some(guard) = … else { … };`. It warns with
+    /// [`or_busy`](TryAcquire::or_busy), whose outcome is the guard itself:
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_must_use)]
+    /// # async fn example(lock: redlatch::Lock) -> Result<(), redlatch::TryLockError> {
+    /// lock.try_lock().or_busy().await?; // unused `Guard` that must be used
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// ```
+    /// #![deny(unused_must_use)]
+    /// # async fn example(lock: redlatch::Lock) -> Result<(), redlatch::TryLockError> {
+    /// let guard = lock.try_lock().or_busy().await?;
+    /// # drop(guard);
+    /// # Ok(()) }
+    /// ```
     pub fn try_lock(&self) -> TryAcquire<Lock<K>> {
         TryAcquire::new(self.clone())
     }
