@@ -18,6 +18,9 @@
 //! These responses contain the [`Error`], if there is one, or with 409 a [`Busy`], in their extensions, so that an outer layer can log it
 //! or write a body.
 //!
+//! By default it makes one attempt, as `try_lock`; [`LockLayer::wait`] sets a limit. With [`LockLayer::fenced`] the inner service finds a
+//! [`FencingToken`] in the extensions of the request, for the resource that it writes to.
+//!
 //! # The name comes from what was parsed
 //!
 //! Two requests exclude each other only if their names are equal. So make the name from the same parsed values that the inner service
@@ -78,7 +81,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::join::Boxed;
-use crate::{Busy, Client, Error, Lock, Owner, TryAcquire, TryLockError};
+use crate::kind::{Fenced, OwnedKind, Reentrant};
+use crate::{Busy, Client, Error, Guard, Lock, Owner, TryAcquire, TryLockError};
 
 /// The shortest time that `Retry-After` can have, and the time in it if it is not known when the next attempt could succeed.
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
@@ -93,6 +97,7 @@ pub struct LockLayer<F> {
     wait: Duration,
     lease: Option<Duration>,
     at_most: Option<Duration>,
+    is_fenced: bool,
     /// `None`: what is known.
     retry_after: Option<Duration>,
 }
@@ -128,6 +133,7 @@ impl<F> LockLayer<F> {
             wait: Duration::ZERO,
             lease: None,
             at_most: None,
+            is_fenced: false,
             retry_after: None,
         }
     }
@@ -162,9 +168,31 @@ impl<F> LockLayer<F> {
         self
     }
 
+    /// Holds a [fenced lock](Client::fenced_lock), whose token is a [`FencingToken`] in the extensions of the request. A holder
+    /// that was stopped for longer than its lease may write once more when it resumes: only a resource that checks the
+    /// token refuses that ([docs/fencing.md](https://github.com/redlatch/redlatch/blob/main/docs/fencing.md)).
+    ///
+    /// ```
+    /// # use http::Request;
+    /// # use redlatch::{Client, tower::{FencingToken, LockLayer}};
+    /// # let client = Client::embedded();
+    /// let layer = LockLayer::new(client, |_: &Request<()>| Some("ledger".into())).fenced();
+    ///
+    /// async fn book(request: Request<()>) -> Option<u64> {
+    ///     let FencingToken(token) = *request.extensions().get()?;
+    ///     // … `redlatch_fence('ledger', token)` in the transaction of the write
+    ///     Some(token)
+    /// }
+    /// # drop((layer, book));
+    /// ```
+    pub fn fenced(mut self) -> LockLayer<F> {
+        self.is_fenced = true;
+        self
+    }
+
     /// Returns the request for the lock.
-    fn acquire(&self, name: &str) -> TryAcquire<Lock> {
-        let mut request = self.client.lock(name).try_lock().wait(self.wait);
+    fn acquire<K: OwnedKind>(&self, lock: &Lock<K>) -> TryAcquire<Lock<K>> {
+        let mut request = lock.try_lock().wait(self.wait);
         if let Some(lease) = self.lease {
             request = request.lease(lease);
         }
@@ -207,59 +235,97 @@ where
         // The service that is ready handles this request. A clone need not be ready.
         let clone = self.inner.clone();
         let mut inner = replace(&mut self.inner, clone);
-        let name = (self.layer.name)(&request);
-        let acquire = name.map(|name| self.layer.acquire(&name));
-        let retry_after = self.layer.retry_after;
-        Box::pin(async move {
-            let Some(acquire) = acquire else {
-                return inner.call(request).await;
+        let layer = &self.layer;
+        let Some(name) = (layer.name)(&request) else {
+            return Box::pin(async move { inner.call(request).await });
+        };
+        let retry_after = layer.retry_after;
+        if layer.is_fenced {
+            let acquire = layer.acquire(&layer.client.fenced_lock(&name));
+            let with_token = |guard: &Guard<Lock<Fenced>>, request: &mut Request<B>| {
+                let token = FencingToken(guard.token());
+                request.extensions_mut().insert(token);
             };
-            // Another request may be handled in the same scope.
-            let acquire = match Owner::current() {
-                Some(_) => acquire.owner(Owner::new()),
-                None => acquire,
-            };
-            let was_called = AtomicBool::new(false);
-            // `call` is within the work: a service may begin in it, before its future is polled. `move`: the service ends before the
-            // lock is released.
-            let work = {
+            return handle(inner, request, acquire, with_token, retry_after);
+        }
+        let acquire = layer.acquire(&layer.client.lock(&name));
+        let unchanged = |_: &Guard<Lock<Reentrant>>, _: &mut Request<B>| {};
+        handle(inner, request, acquire, unchanged, retry_after)
+    }
+}
+
+/// The token of the fenced lock that is held for a request: [`LockLayer::fenced`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FencingToken(pub u64);
+
+/// Acquires the lock, changes the request, and calls `inner` while the lock is held.
+fn handle<S, K, B, ResponseBody>(
+    mut inner: S,
+    mut request: Request<B>,
+    acquire: TryAcquire<Lock<K>>,
+    change: impl FnOnce(&Guard<Lock<K>>, &mut Request<B>) + Send + 'static,
+    retry_after: Option<Duration>,
+) -> Boxed<'static, Result<S::Response, S::Error>>
+where
+    S: Service<Request<B>, Response = Response<ResponseBody>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    K: OwnedKind,
+    B: Send + 'static,
+    ResponseBody: Default + Send,
+{
+    Box::pin(async move {
+        // Another request may be handled in the same scope.
+        let acquire = match Owner::current() {
+            Some(_) => acquire.owner(Owner::new()),
+            None => acquire,
+        };
+        let acquired = match retry_after {
+            None => acquire.or_busy().await,
+            Some(_) => {
+                let acquired = acquire.await.map_err(TryLockError::Failed);
+                acquired.and_then(|guard| guard.ok_or(TryLockError::Busy(Busy::default())))
+            }
+        };
+        let was_called = AtomicBool::new(false);
+        let handled = match acquired {
+            Ok(guard) => {
+                change(&guard, &mut request);
+                // `call` is within the work: a service may begin in it, before its future is polled. `move`: the service ends before the
+                // lock is released.
                 let was_called = &was_called;
-                async move {
+                let work = async move {
                     was_called.store(true, Ordering::Relaxed);
                     inner.call(request).await
-                }
-            };
-            let handled = match retry_after {
-                None => acquire.or_busy().run(work).await,
-                Some(_) => {
-                    let handled = acquire.run(work).await.map_err(TryLockError::Failed);
-                    handled.and_then(|done| done.ok_or(TryLockError::Busy(Busy::default())))
-                }
-            };
-            match handled {
-                Ok(response) => response,
-                Err(TryLockError::Busy(busy)) => {
-                    let left = busy.remaining.unwrap_or(SHORTEST_RETRY);
-                    let left = left.clamp(SHORTEST_RETRY, LONGEST_RETRY);
-                    let mut response = refusal(StatusCode::CONFLICT, retry_after.unwrap_or(left));
-                    response.extensions_mut().insert(busy);
-                    Ok(response)
-                }
-                Err(TryLockError::Failed(error)) => {
-                    let status = match error {
-                        // The lease ended before the lock was acquired, so the request can be repeated.
-                        Error::Lost { .. } if !was_called.load(Ordering::Relaxed) => {
-                            StatusCode::SERVICE_UNAVAILABLE
-                        }
-                        _ => status_code(&error),
-                    };
-                    let mut response = refusal(status, retry_after.unwrap_or(SHORTEST_RETRY));
-                    response.extensions_mut().insert(error);
-                    Ok(response)
-                }
+                };
+                let handled = guard.run_and_release(work).await;
+                handled.map_err(TryLockError::Failed)
             }
-        })
-    }
+            Err(refused) => Err(refused),
+        };
+        match handled {
+            Ok(response) => response,
+            Err(TryLockError::Busy(busy)) => {
+                let left = busy.remaining.unwrap_or(SHORTEST_RETRY);
+                let left = left.clamp(SHORTEST_RETRY, LONGEST_RETRY);
+                let mut response = refusal(StatusCode::CONFLICT, retry_after.unwrap_or(left));
+                response.extensions_mut().insert(busy);
+                Ok(response)
+            }
+            Err(TryLockError::Failed(error)) => {
+                let status = match error {
+                    // The lease ended before the lock was acquired, so the request can be repeated.
+                    Error::Lost { .. } if !was_called.load(Ordering::Relaxed) => {
+                        StatusCode::SERVICE_UNAVAILABLE
+                    }
+                    _ => status_code(&error),
+                };
+                let mut response = refusal(status, retry_after.unwrap_or(SHORTEST_RETRY));
+                response.extensions_mut().insert(error);
+                Ok(response)
+            }
+        }
+    })
 }
 
 /// Returns the status code of a response to a request that failed with this error: see the [module](self).
@@ -294,6 +360,7 @@ impl<F> Debug for LockLayer<F> {
             .field("wait", &self.wait)
             .field("lease", &self.lease)
             .field("at_most", &self.at_most)
+            .field("is_fenced", &self.is_fenced)
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()
     }

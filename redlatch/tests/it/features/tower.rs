@@ -7,7 +7,7 @@ use std::task::Context;
 
 use http::{Request, Response, StatusCode};
 use redlatch::Busy;
-use redlatch::tower::{LockLayer, LockService, status_code};
+use redlatch::tower::{FencingToken, LockLayer, LockService, status_code};
 use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -69,6 +69,7 @@ impl Service<Request<()>> for Handler {
         let running = record.running.fetch_add(1, SeqCst) + 1;
         record.most.fetch_max(running, SeqCst);
         let running = Running(record);
+        let token = request.extensions().get().copied();
         Box::pin(async move {
             match request.uri().path() {
                 "/fail" => return Err("failed"),
@@ -76,7 +77,10 @@ impl Service<Request<()>> for Handler {
                 _ => sleep(SECOND).await,
             }
             running.0.completed.fetch_add(1, SeqCst);
-            Ok(Response::new("done".to_owned()))
+            Ok(Response::new(match token {
+                Some(FencingToken(token)) => format!("done with {token}"),
+                None => "done".to_owned(),
+            }))
         })
     }
 }
@@ -110,6 +114,32 @@ fn assert_refused(handled: Handled, status: u16, retry_after: Option<&str>) -> O
     assert_eq!(header.map(|value| value.to_str().unwrap()), retry_after);
     assert_eq!(response.body(), "");
     response.extensions_mut().remove()
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_fenced_layer_have_growing_tokens() {
+    let client = Client::embedded();
+    let name: NameOf = path;
+    let layer = LockLayer::new(client.clone(), name).fenced();
+    let service = layer.wait(HOUR).layer(Handler::default());
+    for n in 1..4 {
+        let response = send(&service, "/a").await.unwrap();
+        assert_eq!(response.body(), &format!("done with {n}"));
+    }
+    // A plain lock has none. Of requests at the same time, each has its own.
+    let plain = by_path().layer(Handler::default());
+    assert_eq!(send(&plain, "/a").await.unwrap().body(), "done");
+    let (one, other) = tokio::join!(send(&service, "/a"), send(&service, "/a"));
+    let mut bodies = [one, other].map(|response| response.unwrap().into_body());
+    bodies.sort();
+    assert_eq!(bodies, ["done with 4", "done with 5"]);
+    // It is the lock that other users of the name acquire.
+    let guard = held(&client.fenced_lock("/a")).await;
+    assert_eq!(guard.token(), 6);
+    let busy = LockLayer::new(client, name)
+        .fenced()
+        .layer(Handler::default());
+    assert_refused(send(&busy, "/a").await, 409, Some("30"));
 }
 
 #[tokio::test(start_paused = true)]
