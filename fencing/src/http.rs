@@ -1,10 +1,13 @@
 //! An HTTP service checks the token in the header `Fencing-Token`.
 
-use hyper::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode};
+#[cfg(feature = "testing")]
 use rusqlite::Connection;
 
+#[cfg(feature = "testing")]
 use crate::sqlite;
 
+#[cfg(feature = "testing")]
 /// Adds an entry to the ledger. Returns the status of the response: 204, 400 or 428 for a bad token, 412 for a token that
 /// is too old.
 pub fn book(

@@ -1,10 +1,11 @@
-//! PostgreSQL checks the token: `docs/fencing/postgresql.sql`.
+//! PostgreSQL checks the token, with the table and the function of [`SCHEMA`].
 
 use tokio_postgres::{Client, Error, Transaction};
 
 /// The table and the function that check tokens.
-pub const SCHEMA: &str = include_str!("../../docs/fencing/postgresql.sql");
+pub const SCHEMA: &str = include_str!("postgresql.sql");
 
+#[cfg(feature = "testing")]
 /// Adds an entry to the ledger, unless a later holder has used the account.
 ///
 /// # Errors

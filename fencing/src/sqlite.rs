@@ -1,10 +1,14 @@
-//! SQLite checks the token: `docs/fencing/sqlite.sql`.
+//! SQLite checks the token, with the table and the trigger of [`SCHEMA`]. Begin the transaction with
+//! `TransactionBehavior::Immediate`.
 
-use rusqlite::{Connection, Error, Transaction, TransactionBehavior, ffi};
+#[cfg(feature = "testing")]
+use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Error, Transaction, ffi};
 
 /// The table and the trigger that check tokens.
-pub const SCHEMA: &str = include_str!("../../docs/fencing/sqlite.sql");
+pub const SCHEMA: &str = include_str!("sqlite.sql");
 
+#[cfg(feature = "testing")]
 /// Adds an entry to the ledger, unless a later holder has used the account.
 ///
 /// # Errors
@@ -28,7 +32,7 @@ pub fn book(
 ///
 /// # Errors
 ///
-/// If a greater token has been recorded ([`is_stale`]), and as [`Connection::execute`].
+/// If a greater token has been recorded ([`is_stale`]), and as `Connection::execute`.
 pub fn fence(transaction: &Transaction<'_>, resource: &str, token: u64) -> Result<(), Error> {
     // A token beyond `i64` becomes a negative number, which is refused. No lock issues one.
     let token = token.cast_signed();

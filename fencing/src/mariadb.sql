@@ -1,0 +1,1 @@
+../../docs/fencing/mariadb.sql

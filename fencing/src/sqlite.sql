@@ -1,0 +1,1 @@
+../../docs/fencing/sqlite.sql
