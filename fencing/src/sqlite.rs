@@ -1,8 +1,10 @@
 //! SQLite checks the token, with the table and the trigger of [`SCHEMA`]. Begin the transaction with
 //! `TransactionBehavior::Immediate`.
 
+#[cfg(any(doc, feature = "testing"))]
+use rusqlite::Connection;
 #[cfg(feature = "testing")]
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::TransactionBehavior;
 use rusqlite::{Error, Transaction, ffi};
 
 /// The table and the trigger that check tokens.
@@ -32,7 +34,7 @@ pub fn book(
 ///
 /// # Errors
 ///
-/// If a greater token has been recorded ([`is_stale`]), and as `Connection::execute`.
+/// If a greater token has been recorded ([`is_stale`]), and as [`Connection::execute`].
 pub fn fence(transaction: &Transaction<'_>, resource: &str, token: u64) -> Result<(), Error> {
     // A token beyond `i64` becomes a negative number, which is refused. No lock issues one.
     let token = token.cast_signed();
