@@ -46,26 +46,10 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
 
 /// Asks the holder of a lock or permit to release it. With --wait, waits until it has.
 async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure> {
-    let state = client.inspect(name).await?;
-    let is_semaphore = matches!(state, Some(ObjectState::ExpirableSemaphore { .. }));
-    match (unlock.permit, is_semaphore) {
-        (Some(permit), _) if is_semaphore || state.is_none() => {
-            return ask_for_permit(client, name, permit, unlock).await;
-        }
-        (Some(_), _) => {
-            return Err(Failure::wrong_kind(format!(
-                "{name}: it is no semaphore with permits that can be asked for"
-            )));
-        }
-        (None, true) => {
-            return Err(Failure::wrong_kind(format!(
-                "{name}: a semaphore has several holders; name a permit with --permit \
-                 (`redlatch show` lists them)"
-            )));
-        }
-        (None, false) => {}
+    if let Some(permit) = unlock.permit {
+        return ask_for_permit(client, name, permit, unlock).await;
     }
-    match state {
+    match client.inspect(name).await? {
         Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
             "{name}: readers cannot be asked: others would take their place"
         ))),
@@ -74,6 +58,10 @@ async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure
         }
         // Locks of the other kinds have the same data.
         Some(ObjectState::Lock { .. }) | None => ask_holder(&client.lock(name), unlock).await,
+        Some(ObjectState::ExpirableSemaphore { .. }) => Err(Failure::wrong_kind(format!(
+            "{name}: a semaphore has several holders; name a permit with --permit (`redlatch show` \
+             lists them)"
+        ))),
         Some(state) => Err(Failure::wrong_kind(format!(
             "{name}: the holder of {} cannot be asked",
             text::with_article(&state.kind().to_string())
