@@ -1,7 +1,13 @@
-//! MariaDB checks the token: `docs/fencing/mariadb.sql`.
+//! MariaDB checks the token, with the table and the procedure of [`SCHEMA`].
 
-use sqlx::{Connection, Error, MySqlConnection};
+#[cfg(feature = "testing")]
+use sqlx::Connection;
+use sqlx::{Error, MySqlConnection};
 
+/// The table and the procedure that check tokens.
+pub const SCHEMA: &str = include_str!("mariadb.sql");
+
+#[cfg(feature = "testing")]
 /// Adds an entry to the ledger, unless a later holder has used the account.
 ///
 /// # Errors

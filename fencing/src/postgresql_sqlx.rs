@@ -1,7 +1,13 @@
-//! PostgreSQL checks the token, with the client sqlx: `docs/fencing/postgresql.sql`.
+//! PostgreSQL checks the token, with the client sqlx, and the table and the function of [`SCHEMA`].
 
-use sqlx::{Connection, Error, PgConnection};
+#[cfg(feature = "testing")]
+use sqlx::Connection;
+use sqlx::{Error, PgConnection};
 
+/// The table and the function that check tokens.
+pub const SCHEMA: &str = include_str!("postgresql.sql");
+
+#[cfg(feature = "testing")]
 /// Adds an entry to the ledger, unless a later holder has used the account.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use redlatch_fencing::{postgresql, sqlite};
+use redlatch_fencing::{mariadb, postgresql, sqlite};
 use redlatch_testkit::{Mariadb, Postgres, unique};
 use rusqlite::Connection;
 use rustix::process::{Pid, Signal, kill_process};
@@ -146,8 +146,6 @@ async fn connect(url: &str) -> Client {
     client
 }
 
-const MARIADB_SCHEMA: &str = include_str!("../../../docs/fencing/mariadb.sql");
-
 const MARIADB_LEDGER: &str = "
     CREATE TABLE ledger (
         id bigint AUTO_INCREMENT PRIMARY KEY, account varbinary(512) NOT NULL, amount bigint NOT NULL, token bigint NOT NULL
@@ -178,7 +176,7 @@ impl MariadbDatabase {
         static SERVER: OnceLock<Mariadb> = OnceLock::new();
         let server = SERVER.get_or_init(Mariadb::start);
         let name = unique("fencing").replace('-', "_");
-        server.create_database(&name, &format!("{MARIADB_SCHEMA}{MARIADB_LEDGER}{more}"));
+        server.create_database(&name, &format!("{}{MARIADB_LEDGER}{more}", mariadb::SCHEMA));
         let url = format!("{}/{name}", server.url());
         MariadbDatabase { url }
     }
