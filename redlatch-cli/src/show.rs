@@ -133,11 +133,7 @@ fn sentences(state: &ObjectState) -> Vec<String> {
     let holders = state.holders().into_iter();
     let holders = holders.filter(|holder| holder.registered.is_some());
     let holders = holders.map(|holder| format!("held by {}", text::holder(holder)));
-    let queue = match state {
-        ObjectState::Lock { queue, .. } => &queue[..],
-        _ => &[],
-    };
-    let waiters = queue.iter().enumerate().filter_map(|(at, waiter)| {
+    let waiters = state.queue().iter().enumerate().filter_map(|(at, waiter)| {
         let text = text::client(waiter.registered.as_ref()?);
         Some(format!("waiter {}: {text}", at + 1))
     });
@@ -175,18 +171,21 @@ impl Object {
             object.remaining_ms = millis(holder.remaining);
             object.registered = holder.registered.as_ref().map(Registered::new);
         }
+        let is_lock = matches!(state, ObjectState::Lock { .. });
+        let waiter_entry = |waiter: &Waiter| OwnerEntry {
+            owner: waiter.owner.to_string(),
+            side: (!is_lock).then_some(if waiter.writes { "write" } else { "read" }),
+            remaining_ms: millis(waiter.remaining),
+            registered: waiter.registered.as_ref().map(Registered::new),
+            ..OwnerEntry::default()
+        };
+        object.queue = state.queue().iter().map(waiter_entry).collect();
         match state {
-            ObjectState::Lock { queue, token, .. } => {
-                object.token = token;
-                let waiter_entry = |waiter: Waiter| OwnerEntry {
-                    owner: waiter.owner.into(),
-                    remaining_ms: millis(waiter.remaining),
-                    registered: waiter.registered.as_ref().map(Registered::new),
-                    ..OwnerEntry::default()
-                };
-                object.queue = queue.into_iter().map(waiter_entry).collect();
-            }
+            ObjectState::Lock { token, .. } => object.token = token,
             ObjectState::ReadWriteLock {
+                writer, readers, ..
+            }
+            | ObjectState::FairReadWriteLock {
                 writer, readers, ..
             } => {
                 let holder_entry = |side| {

@@ -152,12 +152,8 @@ pub(crate) async fn force_unlock(
     let unlocked = match state {
         None => false,
         // The next waiter has been notified; if it does not respond, others skip it. Nothing to do.
-        Some(ObjectState::Lock {
-            holder: None,
-            queue,
-            ..
-        }) if !queue.is_empty() => {
-            let waiting = match queue.len() {
+        Some(state) if state.holders().is_empty() && !state.queue().is_empty() => {
+            let waiting = match state.queue().len() {
                 1 => "1 waits".to_owned(),
                 n => format!("{n} wait"),
             };
@@ -173,6 +169,11 @@ pub(crate) async fn force_unlock(
         }
         Some(ObjectState::ReadWriteLock { .. }) => {
             client.read_write_lock(name).write().force_unlock().await?
+        }
+        Some(ObjectState::FairReadWriteLock { .. }) => {
+            let lock = client.fair_read_write_lock(name);
+            let readers = lock.read().force_unlock().await?;
+            lock.write().force_unlock().await? || readers
         }
         Some(state) => {
             let kind = text::with_article(&state.kind().to_string());

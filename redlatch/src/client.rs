@@ -14,6 +14,7 @@ use crate::counters::semaphore::Semaphore;
 use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease};
 use crate::locks::fair::{Fair, FairLock};
+use crate::locks::fair_shared::FairReadWriteLock;
 use crate::locks::fenced::{Fenced, FencedLock};
 use crate::locks::group::{Group, GroupLock, GroupValue};
 use crate::locks::permits::ExpirableSemaphore;
@@ -171,6 +172,11 @@ impl Client {
                 .into_iter()
                 .map(|value| self.group_lock(group, value)),
         )
+    }
+
+    /// Returns a handle of the [`FairReadWriteLock`] `name`.
+    pub fn fair_read_write_lock(&self, name: &str) -> FairReadWriteLock {
+        FairReadWriteLock::new(self.session.clone(), name)
     }
 
     /// Returns a handle of the [`ReadWriteLock`] `name`.

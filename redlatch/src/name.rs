@@ -16,6 +16,9 @@ const MAX_SHOWN_CHARS: usize = 64;
 /// Suffix of the owner in the hash field of a writer.
 const WRITER: &str = ":write";
 
+/// Between the owner and the number of permits, in the hash field of a fair semaphore.
+const PERMITS: char = '#';
+
 /// Prefixes of an object's further keys.
 const TOKEN: &str = "redisson_lock_token";
 /// Begins the channel of a lock.
@@ -27,6 +30,12 @@ const ABSENT: &str = "redlatch_lock_absent";
 const ANNOUNCED: &str = "redlatch_lock_announced";
 const ASKED: &str = "redlatch_lock_asked";
 const ELECTION: &str = "redlatch_election";
+/// Begins the channels of fair objects that several owners may hold, and their further keys: as those of the fair lock.
+const FAIR_CHANNEL: &str = "redlatch_fair_channel";
+const FAIR_QUEUE: &str = "redlatch_fair_queue";
+const FAIR_TIMEOUTS: &str = "redlatch_fair_timeout";
+const FAIR_ABSENT: &str = "redlatch_fair_absent";
+const FAIR_ANNOUNCED: &str = "redlatch_fair_announced";
 /// The prefixes of all further keys.
 ///
 /// Names `a` and `{a}` are *aliases*: Redisson gives them the same further keys and channels. They
@@ -43,7 +52,7 @@ const ELECTION: &str = "redlatch_election";
 /// - The deadlines of the permits of an expirable semaphore, and the timeouts of a reader that
 ///   reads both locks: one owner must not hold both read locks, and only one of the two semaphores
 ///   may be used.
-const PREFIXES: [&str; 12] = [
+const PREFIXES: [&str; 16] = [
     TOKEN,
     QUEUE,
     TIMEOUTS,
@@ -56,6 +65,10 @@ const PREFIXES: [&str; 12] = [
     JOB,
     CLIENT,
     UNLOCK_LATCH,
+    FAIR_QUEUE,
+    FAIR_TIMEOUTS,
+    FAIR_ABSENT,
+    FAIR_ANNOUNCED,
 ];
 /// Suffixes of the fields of an owner in a group of locks.
 pub(crate) const GROUP_END: &str = ":expire_time";
@@ -126,6 +139,19 @@ pub(crate) enum KeyLayout {
     Permits,
     /// `RedissonCountDownLatch`: a number.
     Latch,
+    /// Redlatch's own: a hash of holders, and a queue.
+    FairRead,
+    /// The same hash and queue, with other fields.
+    FairWrite,
+    /// The same, with the number of permits in the fields.
+    FairSemaphore,
+}
+
+impl KeyLayout {
+    /// Returns whether its holders write, beside others that read under the same key.
+    pub(crate) fn writes(self) -> bool {
+        matches!(self, KeyLayout::Write | KeyLayout::FairWrite)
+    }
 }
 
 impl ObjectKeys {
@@ -142,6 +168,9 @@ impl ObjectKeys {
             KeyLayout::Semaphore | KeyLayout::Permits => prefixed("redisson_sc", &key),
             // The only layout that adds braces even to a name with its own hash tag.
             KeyLayout::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
+            KeyLayout::FairRead | KeyLayout::FairWrite | KeyLayout::FairSemaphore => {
+                unambiguous(FAIR_CHANNEL, &key, &['{'])
+            }
         };
         ObjectKeys {
             invalid: invalid_reason(&key, name),
@@ -212,9 +241,9 @@ impl ObjectKeys {
 
     /// Returns the hash field for `owner`, given as `<client id>:<number>`.
     pub(crate) fn field(&self, owner: String) -> String {
-        match self.layout {
-            KeyLayout::Write => writer_field(&owner),
-            _ => owner,
+        match self.layout.writes() {
+            true => writer_field(&owner),
+            false => owner,
         }
     }
 }
@@ -229,9 +258,26 @@ pub(crate) fn is_writer_field(field: &str) -> bool {
     field.ends_with(WRITER)
 }
 
+/// Returns the hash field of a fair semaphore for an owner that holds so many permits.
+pub(crate) fn permits_field(owner: &str, permits: u32) -> String {
+    format!("{owner}{PERMITS}{permits}")
+}
+
+/// Returns the owner and the permits of such a field.
+fn split_permits(field: &str) -> Option<(&str, u32)> {
+    let (owner, permits) = field.rsplit_once(PERMITS)?;
+    Some((owner, permits.parse().ok()?))
+}
+
+/// Returns how many permits a field is for: one, unless it says so.
+pub(crate) fn permits_of(field: &str) -> u32 {
+    split_permits(field).map_or(1, |(_, permits)| permits)
+}
+
 /// Returns the owner of a hash field.
 pub(crate) fn owner_of(field: &str) -> &str {
-    field.strip_suffix(WRITER).unwrap_or(field)
+    let owner = split_permits(field).map(|(owner, _)| owner);
+    owner.or(field.strip_suffix(WRITER)).unwrap_or(field)
 }
 
 /// The keys of a fair lock.
@@ -262,6 +308,18 @@ impl FairKeys {
             timeouts: prefixed(TIMEOUTS, object.key()),
             absent_waiters: prefixed(ABSENT, object.key()),
             announcements: prefixed(ANNOUNCED, object.key()),
+            object,
+        }
+    }
+
+    /// Returns the keys of a fair object that several owners may hold.
+    pub(crate) fn shared(object: Arc<ObjectKeys>) -> FairKeys {
+        let key = |prefix| unambiguous(prefix, object.key(), &['{']);
+        FairKeys {
+            queue: key(FAIR_QUEUE),
+            timeouts: key(FAIR_TIMEOUTS),
+            absent_waiters: key(FAIR_ABSENT),
+            announcements: key(FAIR_ANNOUNCED),
             object,
         }
     }
@@ -479,6 +537,8 @@ pub(crate) struct CandidateKeys {
     pub(crate) deadlines: String,
     /// Prefix of the timeouts of readers; the reader follows.
     pub(crate) readers: String,
+    pub(crate) fair_queue: String,
+    pub(crate) fair_timeouts: String,
 }
 
 impl CandidateKeys {
@@ -490,11 +550,13 @@ impl CandidateKeys {
             token: prefixed(TOKEN, &key),
             deadlines: suffixed(&key, DEADLINES),
             readers: suffixed(&key, ""),
+            fair_queue: unambiguous(FAIR_QUEUE, &key, &['{']),
+            fair_timeouts: unambiguous(FAIR_TIMEOUTS, &key, &['{']),
             key,
         }
     }
 
-    pub(crate) fn keys(&self) -> [&str; 6] {
+    pub(crate) fn keys(&self) -> [&str; 8] {
         [
             &self.key,
             &self.queue,
@@ -502,6 +564,8 @@ impl CandidateKeys {
             &self.token,
             &self.deadlines,
             &self.readers,
+            &self.fair_queue,
+            &self.fair_timeouts,
         ]
     }
 }
@@ -526,9 +590,11 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
 /// all objects whose keys start with `start`. No prefix starts with another.
 pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
     let mut all = vec![start.to_owned(), format!("{QUEUE}:{start}")];
+    // A name with a hash tag, and one without.
+    all.push(format!("{FAIR_QUEUE}::{start}"));
     if !start.contains('{') {
         // The braces of the queue of a name without a hash tag of its own.
-        all.push(format!("{QUEUE}:{{{start}"));
+        all.extend([QUEUE, FAIR_QUEUE].map(|queue| format!("{queue}:{{{start}")));
     }
     all.sort_unstable();
     let mut prefixes: Vec<String> = Vec::new();
@@ -554,6 +620,10 @@ pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
 /// Returns the key of the fair lock to which a queue belongs, and the one that shares the queue, if
 /// there is one: the locks `a` and `{a}` have one queue.
 fn objects_of_queue(queue: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(name) = queue.strip_prefix(FAIR_QUEUE) {
+        let inside = || name.strip_prefix(":{")?.strip_suffix('}');
+        return Some((name.strip_prefix("::").or_else(inside)?, None));
+    }
     let name = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
     let inside = name.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     match inside.filter(|inside| !inside.contains(['{', '}'])) {
@@ -566,7 +636,7 @@ fn objects_of_queue(queue: &str) -> Option<(&str, Option<&str>)> {
 /// values of a group: they share a key, and one owner may hold several of them.
 impl PartialEq for ObjectKeys {
     fn eq(&self, other: &ObjectKeys) -> bool {
-        let writes = |object: &ObjectKeys| object.layout == KeyLayout::Write;
+        let writes = |object: &ObjectKeys| object.layout.writes();
         self.identity() == other.identity() && writes(self) == writes(other)
     }
 }
@@ -582,10 +652,11 @@ impl Hash for ObjectKeys {
 /// Pattern of the hashes of all clients.
 pub(crate) const CLIENT_PATTERN: &str = "redlatch_client:{*}";
 
-/// Pattern of the queues of all fair locks.
-pub(crate) const FAIR_QUEUE_PATTERN: &str = "redisson_lock_queue:*{*}*";
+/// Patterns of the queues of all fair objects: locks, and those that several owners may hold.
+pub(crate) const FAIR_QUEUE_PATTERNS: [&str; 2] =
+    ["redisson_lock_queue:*{*}*", "redlatch_fair_queue:*{*}*"];
 
-/// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one
+/// Returns the key of the fair object to which a queue belongs. (The locks `a` and `{a}` have one
 /// queue; this is `a`.)
 pub(crate) fn object_of_queue(queue: &str) -> Option<&str> {
     objects_of_queue(queue).map(|(object, _)| object)
@@ -738,6 +809,8 @@ mod tests {
     fn further_keys(name: &str) -> Vec<String> {
         let lock = ObjectKeys::new(KeyLayout::Lock, "", name);
         let fair = FairKeys::new("", name);
+        let shared = ObjectKeys::new(KeyLayout::FairRead, "", name);
+        let shared = FairKeys::shared(shared.into());
         let read_write = ReadWriteKeys::new("", name);
         vec![
             lock.requests_key(),
@@ -757,6 +830,11 @@ mod tests {
             read_write.read.channel().to_owned(),
             PermitKeys::new("", name).object.channel().to_owned(),
             ObjectKeys::new(KeyLayout::Latch, "", name).channel.into(),
+            shared.queue.clone(),
+            shared.timeouts.clone(),
+            shared.absent_waiters.clone(),
+            shared.announcements.clone(),
+            shared.waiter_channel("c:1"),
         ]
     }
 
@@ -765,7 +843,7 @@ mod tests {
     fn aliases_share_only_what_redisson_defines() {
         let [plain, tagged, other] = ["a", "{a}", "x{a}"].map(further_keys);
         // Those of redlatch, the last two with the queue: an announcement names its lock.
-        let ours = [ASKED, ELECTION, WRITERS, ONCE, JOB];
+        let ours = [ASKED, ELECTION, WRITERS, ONCE, JOB, "redlatch_fair"];
         let of_queue = [ABSENT, ANNOUNCED];
         for ((plain, tagged), other) in plain.iter().zip(&tagged).zip(&other) {
             assert!(plain != other && tagged != other, "{other}");

@@ -142,22 +142,18 @@ impl Lock {
             object: Some(kind),
             ..Lock::default()
         };
+        let queue = found.state.queue();
+        lock.waiter_count = queue.len();
+        let waiter = |(i, waiter): (usize, &inspect::Waiter)| Waiter {
+            party: Party::new(waiter.owner.as_str(), waiter.registered.as_ref()),
+            position: Some(i + 1),
+        };
+        lock.waiters
+            .extend(queue.iter().enumerate().take(MAX_WAITERS).map(waiter));
         let default_kind = match found.state {
-            ObjectState::Lock {
-                holder,
-                queue,
-                token,
-                ..
-            } => {
+            ObjectState::Lock { holder, token, .. } => {
                 lock.holders
                     .extend(holder.iter().map(|holder| Holder::new(holder, None)));
-                lock.waiter_count = queue.len();
-                let waiter = |(i, waiter): (usize, &inspect::Waiter)| Waiter {
-                    party: Party::new(waiter.owner.as_str(), waiter.registered.as_ref()),
-                    position: Some(i + 1),
-                };
-                lock.waiters
-                    .extend(queue.iter().enumerate().take(MAX_WAITERS).map(waiter));
                 lock.token = token;
                 match kind {
                     ObjectKind::FairLock => "fair",
@@ -166,6 +162,9 @@ impl Lock {
                 }
             }
             ObjectState::ReadWriteLock {
+                writer, readers, ..
+            }
+            | ObjectState::FairReadWriteLock {
                 writer, readers, ..
             } => {
                 let writers = writer
@@ -178,9 +177,11 @@ impl Lock {
                 );
                 lock.holders.extend(sides.take(MAX_HOLDERS));
                 lock.holder_count = readers.len() + writer.iter().len();
-                match writer {
-                    Some(_) => "write",
-                    None => "read",
+                match (kind, writer) {
+                    (ObjectKind::FairReadWriteLock, Some(_)) => "fair-write",
+                    (ObjectKind::FairReadWriteLock, None) => "fair-read",
+                    (_, Some(_)) => "write",
+                    (_, None) => "read",
                 }
             }
             ObjectState::ExpirableSemaphore {

@@ -84,9 +84,9 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
                 all => format!("all {all} permits are in use{until}"),
             })
         }
-        ObjectState::Lock { queue, .. } => queue
-            .first()
-            .map(|next| format!("next in its queue is {}", next.owner)),
-        _ => None,
+        state => {
+            let next = state.queue().first();
+            next.map(|next| format!("next in its queue is {}", next.owner))
+        }
     }
 }

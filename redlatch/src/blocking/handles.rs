@@ -7,7 +7,7 @@ use super::request::{Acquire, Guard, TryAcquire, TrySetPermits, TryWait, Wait};
 use super::{Blocking, Worker, current_thread};
 use crate::error::Result;
 use crate::inspect::{HeldPermit, Holder, Waiter};
-use crate::kind::{OwnedKind, Permits, Reentrant};
+use crate::kind::{OwnedKind, Permits, QueuedKind, Reentrant};
 use crate::{Backoff, Expiry, Owner, PermitId};
 
 /// A handle of a lock: [`crate::Lock`].
@@ -45,6 +45,27 @@ pub type WriteLock = Blocking<crate::WriteLock>;
 /// # }
 /// ```
 pub type ReadWriteLock = Blocking<crate::ReadWriteLock>;
+
+/// The read side of a fair read-write lock: [`crate::FairReadLock`].
+pub type FairReadLock = Blocking<crate::FairReadLock>;
+
+/// The write side of a fair read-write lock: [`crate::FairWriteLock`].
+pub type FairWriteLock = Blocking<crate::FairWriteLock>;
+
+/// A read-write lock that is acquired in the order of the requests: [`crate::FairReadWriteLock`].
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let catalogue = client.fair_read_write_lock("catalogue");
+/// let writer = catalogue.write().lock().block()?;
+/// let reader = catalogue.read().lock().block()?; // the same thread: a writer may also read
+/// writer.unlock()?;
+/// assert!(catalogue.queue()?.is_empty());
+/// reader.unlock()
+/// # }
+/// ```
+pub type FairReadWriteLock = Blocking<crate::FairReadWriteLock>;
 
 /// Several locks that are held together or not at all: [`crate::MultiLock`].
 ///
@@ -138,7 +159,7 @@ forward! { [<K: OwnedKind> Lock<K>] "crate::Lock" {
     run force_unlock() -> bool;
 } }
 
-forward! { [FairLock] "crate::FairLock" {
+forward! { [<K: QueuedKind> Lock<K>] "crate::Lock" {
     set wait_time(wait_time: Duration);
     set grace_period(grace_period: Duration);
     run queue() -> Vec<Waiter>;
@@ -161,6 +182,15 @@ forward! { [ReadWriteLock] "crate::ReadWriteLock" {
     set prefer_writers();
     new read() -> ReadLock;
     new write() -> WriteLock;
+} }
+
+forward! { [FairReadWriteLock] "crate::FairReadWriteLock" {
+    get name() -> &str;
+    set wait_time(wait_time: Duration);
+    set grace_period(grace_period: Duration);
+    new read() -> FairReadLock;
+    new write() -> FairWriteLock;
+    run queue() -> Vec<Waiter>;
 } }
 
 forward! { [MultiLock] "crate::MultiLock" {

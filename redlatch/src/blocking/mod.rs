@@ -53,8 +53,9 @@ mod worker;
 pub use client::{Client, Listing, Watch};
 pub use election::{Campaign, Election, Leadership, Observer};
 pub use handles::{
-    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, GroupLock, Lock, Member, MultiLock,
-    ReadLock, ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,
+    CountDownLatch, ExpirableSemaphore, FairLock, FairReadLock, FairReadWriteLock, FairWriteLock,
+    FencedLock, GroupLock, Lock, Member, MultiLock, ReadLock, ReadWriteLock, RedLock, Semaphore,
+    SpinLock, WriteLock,
 };
 pub use once::{Once, OnceRun};
 pub use request::{

@@ -163,7 +163,8 @@ fn type_name(header: &str) -> &str {
         .unwrap_or(header.len());
     match &header[..end] {
         "MultiGuard" | "PermitGuard" | "RedGuard" | "SemaphorePermits" => "Guard",
-        "FairLock" | "FencedLock" | "ReadLock" | "SpinLock" | "WriteLock" => "Lock",
+        "FairLock" | "FairReadLock" | "FairWriteLock" | "FencedLock" | "ReadLock" | "SpinLock"
+        | "WriteLock" => "Lock",
         other => other,
     }
 }

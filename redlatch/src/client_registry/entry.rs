@@ -136,6 +136,9 @@ pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
         KeyLayout::Permits => "permits",
         KeyLayout::Semaphore => "semaphore",
         KeyLayout::Latch => "latch",
+        KeyLayout::FairRead => "fair-read",
+        KeyLayout::FairWrite => "fair-write",
+        KeyLayout::FairSemaphore => "fair-semaphore",
     };
     let task = request.task.map_or("-".to_owned(), |task| task.to_string());
     let note = request.note.as_deref().unwrap_or_default();

@@ -32,6 +32,7 @@ use crate::session::{HoldRef, Session};
 use crate::store::{Delivery, Progress};
 
 pub(crate) mod fair;
+pub(crate) mod fair_shared;
 pub(crate) mod fenced;
 pub(crate) mod group;
 pub(crate) mod permits;

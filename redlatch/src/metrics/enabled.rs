@@ -18,7 +18,7 @@ use crate::error::{Loss, Result};
 use crate::sync::Mutex;
 
 impl Kind {
-    const COUNT: usize = Kind::ExpirableSemaphore as usize + 1;
+    const COUNT: usize = Kind::FairSemaphore as usize + 1;
 
     fn attribute(self) -> &'static str {
         match self {
@@ -34,6 +34,9 @@ impl Kind {
             Kind::RedLock => "red_lock",
             Kind::Semaphore => "semaphore",
             Kind::ExpirableSemaphore => "expirable_semaphore",
+            Kind::FairReadLock => "fair_read_lock",
+            Kind::FairWriteLock => "fair_write_lock",
+            Kind::FairSemaphore => "fair_semaphore",
         }
     }
 }

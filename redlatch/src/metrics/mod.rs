@@ -28,4 +28,7 @@ pub(crate) enum Kind {
     RedLock,
     Semaphore,
     ExpirableSemaphore,
+    FairReadLock,
+    FairWriteLock,
+    FairSemaphore,
 }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::client_registry::{AllClients, Registered, RegistryEntry, Role};
 use crate::error::{Error, Result};
 use crate::locks::Holder;
-use crate::name::{FAIR_QUEUE_PATTERN, KeyLayout, ObjectKeys, object_of_queue};
+use crate::name::{FAIR_QUEUE_PATTERNS, KeyLayout, ObjectKeys, object_of_queue};
 use crate::observe::inspect::{ObjectState, inspect_keys};
 use crate::observe::listing::PAGE;
 use crate::owner::OwnerId;
@@ -325,12 +325,15 @@ pub(crate) async fn read_all(session: &Session) -> Result<WaitGraph> {
     let all = session.registration.read_all(&session.store).await?;
     let waits = all.entries.iter().filter(|one| one.role == Role::Waits);
     let mut keys: BTreeSet<String> = waits.map(|one| one.key.clone()).collect();
-    let (store, mut cursor) = (&session.store, Some(Cursor::default()));
-    while let Some(at) = cursor {
-        let (queues, next) = store.scan(FAIR_QUEUE_PATTERN, ScanType::Lists, at).await?;
-        let objects = queues.iter().filter_map(|key| object_of_queue(key));
-        keys.extend(objects.map(str::to_owned));
-        cursor = next;
+    let store = &session.store;
+    for pattern in FAIR_QUEUE_PATTERNS {
+        let mut cursor = Some(Cursor::default());
+        while let Some(at) = cursor {
+            let (queues, next) = store.scan(pattern, ScanType::Lists, at).await?;
+            let objects = queues.iter().filter_map(|key| object_of_queue(key));
+            keys.extend(objects.map(str::to_owned));
+            cursor = next;
+        }
     }
     read(session, &all, keys).await
 }
@@ -410,10 +413,7 @@ fn waits(
     }
     let holders = state.iter().flat_map(ObjectState::holders);
     let holders: Vec<Holder> = holders.cloned().collect();
-    let queue = match state {
-        Some(ObjectState::Lock { queue, .. }) => queue,
-        _ => Vec::new(),
-    };
+    let queue = state.map_or_else(Vec::new, ObjectState::into_queue);
     let wait = |owner: OwnerId, position, registered| WaitingOwner {
         name: name.to_owned(),
         owner,

@@ -1,4 +1,4 @@
-//! Checks that waiters acquire a fair lock in the order in which they joined its queue.
+//! Checks that waiters acquire a fair lock, or a fair read-write lock, in the order in which they joined its queue.
 //!
 //! 1. The history has no event for joining the queue, so a request counts as queued a fixed time after it was sent.
 //! 2. A request that was sent after that time must not acquire the lock before the queued one is answered.
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::allowances::RECONNECT_ALLOWANCE;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
-use crate::history::{History, Section};
+use crate::history::{History, Mode, Section};
 
 /// Finds the acquisitions of fair locks that overtook another request in the queue. A request is in the queue after
 /// `join_limit` at the latest. It keeps its place if no fault was under way meanwhile or just before; waiters without a
@@ -40,7 +40,10 @@ pub fn check_order(history: &History, join_limit: Duration) -> Vec<Violation> {
                     first.answered.is_none_or(|at| acquired < at)
                         && !is_broken(first.requested, acquired)
                 };
-                first.requested + join_limit < later.requested
+                // The messages to readers that are served together arrive in any order.
+                let together = [first, *later].map(|one| one.request.mode) == [Mode::Shared; 2];
+                !together
+                    && first.requested + join_limit < later.requested
                     && later.acquired.is_some_and(overtook)
             });
             if let Some(later) = overtaker {

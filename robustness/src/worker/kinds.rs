@@ -4,7 +4,8 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use redlatch::kind::Revocable;
-use redlatch::{Acquire, GroupLock, Guard, HasLease, HasTicket, ReadWriteLock, TryAcquire};
+use redlatch::{Acquire, FairReadWriteLock, GroupLock, Guard, HasLease, HasTicket};
+use redlatch::{ReadWriteLock, TryAcquire};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
 use redlatch::{CountDownLatch, Election, Leadership, Member, MultiLock, OwnerId, RedLock};
 use redlatch::{Semaphore, SpinLock};
@@ -23,6 +24,7 @@ pub enum Handle {
     Fair(FairLock),
     Fenced(FencedLock),
     ReadWrite(ReadWriteLock),
+    FairReadWrite(FairReadWriteLock),
     Permits(ExpirableSemaphore, Duration),
     Spin(SpinLock),
     Multi(MultiLock, String),
@@ -50,6 +52,10 @@ impl Handle {
             }
             "fenced" => Handle::Fenced(client.fenced_lock(name)),
             "rw" => Handle::ReadWrite(client.read_write_lock(name)),
+            "fair-rw" => {
+                let lock = client.fair_read_write_lock(name);
+                Handle::FairReadWrite(lock.wait_time(lease))
+            }
             "permits" => Handle::Permits(client.expirable_semaphore(name), lease),
             "spin" => Handle::Spin(client.spin_lock(name)),
             "multi" => Handle::Multi(MultiLock::new(members()), name.to_owned()),
@@ -86,6 +92,7 @@ impl Handle {
             Handle::Fair(lock) => try_once(lock.try_lock()).await,
             Handle::Fenced(lock) => try_once(lock.try_lock()).await,
             Handle::ReadWrite(lock) => try_once(lock.write().try_lock()).await,
+            Handle::FairReadWrite(lock) => try_once(lock.write().try_lock()).await,
             Handle::Permits(semaphore, _) => {
                 semaphore.try_set_permits(PERMITS).await?;
                 try_once(semaphore.try_acquire_many(PERMITS)).await
@@ -149,6 +156,20 @@ impl Handle {
                 lock_and_run(&lock, lock.lock(), no_token, limits, runner, time).await
             }
             Handle::ReadWrite(lock) => {
+                let lock = lock.read();
+                let acquiring = async { lock.lock().limited(limits).await.map(Some) };
+                runner
+                    .run_section(lock.name(), Mode::Shared, acquiring, time)
+                    .await
+            }
+            Handle::FairReadWrite(lock) if random.below(3) == 0 => {
+                let lock = lock.write();
+                let acquiring = async { lock.lock().limited(limits).await.map(Some) };
+                runner
+                    .run_section(lock.name(), Mode::Exclusive, acquiring, time)
+                    .await
+            }
+            Handle::FairReadWrite(lock) => {
                 let lock = lock.read();
                 let acquiring = async { lock.lock().limited(limits).await.map(Some) };
                 runner

@@ -167,11 +167,7 @@ async fn waiters(harness: &mut Differential) -> Vec<Waiter> {
 
 async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> Option<Outcome> {
     let wait_time: Duration = time(args.wait_time);
-    let kind = Fair {
-        wait_time,
-        grace_period: grace().duration(),
-        ..Fair::new("", "name")
-    };
+    let kind = Fair::new("", "name").with_times(wait_time, grace().duration());
     let params = AcquireParams {
         hold: &hold_of(owner),
         count: args.count,

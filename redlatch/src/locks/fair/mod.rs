@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod differential;
 #[cfg(test)]
-mod exploration;
+pub(crate) mod exploration;
 mod queue;
 mod rules;
 #[cfg(test)]
@@ -13,9 +13,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use self::queue::FairQueue;
-use self::rules::Acquire;
-pub(crate) use self::rules::serve_queue;
+pub(crate) use self::queue::{FairQueue, Turn};
+pub(crate) use self::rules::{all_keys, serve_queue};
 use crate::error::{Error, Result};
 use crate::hold::{
     AcquireParams, Handoff, HandoffParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec,
@@ -24,7 +23,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::locks::reentrant::handoff::{self, handoff};
 use crate::locks::reentrant::rules as reentrant;
-use crate::locks::{HasMinimum, Holder, Lock, OwnedKind};
+use crate::locks::{HasMinimum, Holder, Lock, LockKind, OwnedKind};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, ObjectKeys};
 use crate::observe::inspect::{ObjectState, Waiter, inspect};
@@ -79,8 +78,7 @@ pub type FairLock = Lock<Fair>;
 #[derive(Debug, Clone)]
 pub struct Fair {
     keys: Arc<FairKeys>,
-    wait_time: Duration,
-    grace_period: Duration,
+    times: FairTimes,
 }
 
 impl Fair {
@@ -91,26 +89,58 @@ impl Fair {
     pub(crate) fn from_keys(keys: Arc<FairKeys>) -> Fair {
         Fair {
             keys,
-            wait_time: Duration::from_secs(300),
-            grace_period: Duration::from_secs(5),
+            times: FairTimes::default(),
         }
+    }
+
+    /// Returns the kind with these times, for tests of other kinds that use its steps.
+    #[cfg(test)]
+    pub(crate) fn with_times(self, wait_time: Duration, grace_period: Duration) -> Fair {
+        let times = FairTimes {
+            wait_time,
+            grace_period,
+        };
+        Fair { times, ..self }
     }
 }
 
 impl OwnedKind for Fair {}
 impl HasMinimum for Lock<Fair> {}
 
-impl Fair {
-    /// Returns the kind with these times, for tests of other kinds that use its steps.
-    #[cfg(test)]
-    pub(crate) fn with_times(self, wait_time: Duration, grace: Duration) -> Fair {
-        Fair {
-            wait_time,
-            grace_period: grace,
-            ..self
+impl QueuedKind for Fair {}
+
+impl HasTimes for Fair {
+    fn times(&mut self) -> &mut FairTimes {
+        &mut self.times
+    }
+}
+
+/// A kind whose waiters queue in the store: fair locks, and both sides of a fair read-write lock.
+#[expect(private_bounds, reason = "sealed")]
+pub trait QueuedKind: LockKind + HasTimes {}
+
+/// A kind with these settings.
+pub(crate) trait HasTimes: Clone {
+    fn times(&mut self) -> &mut FairTimes;
+}
+
+/// How long the store keeps a waiter.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FairTimes {
+    pub(crate) wait_time: Duration,
+    pub(crate) grace_period: Duration,
+}
+
+impl Default for FairTimes {
+    fn default() -> FairTimes {
+        FairTimes {
+            wait_time: Duration::from_secs(300),
+            grace_period: Duration::from_secs(5),
         }
     }
+}
 
+impl FairTimes {
     /// Converts a time setting for the scripts. `check` rejects settings out of range before a script
     /// runs, so clamping only avoids an error here. The fallback is never reached.
     fn clamped_lease(setting: Duration) -> Lease {
@@ -118,12 +148,37 @@ impl Fair {
         Lease::new(clamped).unwrap_or(Lease::WATCHDOG)
     }
 
-    fn grace(&self) -> Lease {
-        Fair::clamped_lease(self.grace_period)
+    pub(crate) fn grace(&self) -> Lease {
+        FairTimes::clamped_lease(self.grace_period)
+    }
+
+    pub(crate) fn wait(&self) -> Lease {
+        FairTimes::clamped_lease(self.wait_time)
+    }
+
+    /// See [`HoldKind::check`].
+    pub(crate) fn check(&self) -> Result<()> {
+        let settings = [
+            ("wait_time", self.wait_time),
+            ("grace_period", self.grace_period),
+        ];
+        for (setting, time) in settings {
+            Lease::new(time).map_err(|_| Error::InvalidSetting {
+                setting,
+                reason: format!("{time:?} is out of range; use 1 ms to ten years"),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// See [`HoldKind::waiting_at_most`].
+    pub(crate) fn waiting_at_most(&self, wait: Duration) -> Option<FairTimes> {
+        let wait_time = wait.max(Duration::from_millis(1));
+        (wait_time < self.wait_time).then_some(FairTimes { wait_time, ..*self })
     }
 }
 
-impl Lock<Fair> {
+impl<K: QueuedKind> Lock<K> {
     /// Sets how long the lock is kept free for a waiter of this handle when its turn has come. All
     /// others wait that long for a waiter whose process hangs, unless it was granted the lock
     /// ([`ClientBuilder::fair_grants`](crate::ClientBuilder::fair_grants)). A waiter without a connection keeps
@@ -149,11 +204,9 @@ impl Lock<Fair> {
     /// # }
     /// ```
     #[must_use]
-    pub fn wait_time(self, wait_time: Duration) -> Lock<Fair> {
-        let kind = Fair {
-            wait_time,
-            ..(*self.kind).clone()
-        };
+    pub fn wait_time(self, wait_time: Duration) -> Lock<K> {
+        let mut kind = (*self.kind).clone();
+        kind.times().wait_time = wait_time;
         self.with_kind(kind)
     }
 
@@ -184,11 +237,9 @@ impl Lock<Fair> {
     /// # }
     /// ```
     #[must_use]
-    pub fn grace_period(self, grace_period: Duration) -> Lock<Fair> {
-        let kind = Fair {
-            grace_period,
-            ..(*self.kind).clone()
-        };
+    pub fn grace_period(self, grace_period: Duration) -> Lock<K> {
+        let mut kind = (*self.kind).clone();
+        kind.times().grace_period = grace_period;
         self.with_kind(kind)
     }
 
@@ -206,10 +257,8 @@ impl Lock<Fair> {
     /// # Ok(()) }
     /// ```
     pub async fn queue(&self) -> Result<Vec<Waiter>> {
-        match inspect(&self.session, self.valid_kind()?.object()).await? {
-            Some(ObjectState::Lock { queue, .. }) => Ok(queue),
-            _ => Ok(Vec::new()),
-        }
+        let state = inspect(&self.session, self.valid_kind()?.object()).await?;
+        Ok(state.map_or_else(Vec::new, ObjectState::into_queue))
     }
 
     /// Returns the number of waiters before `owner`, which waits through this client: 0 if it is
@@ -258,7 +307,7 @@ impl HoldKind for Fair {
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
-        rules::release(&self.keys, params, self.grace())
+        rules::release(&self.keys, params, self.times.grace())
     }
 
     fn handoff<'a>(&'a self, params: HandoffParams<'a>) -> Option<Step<'a, Handoff>> {
@@ -274,13 +323,12 @@ impl HoldKind for Fair {
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
-        let acquire = Acquire {
+        let turn = Turn {
             params,
-            keys: &self.keys,
-            wait_time: Fair::clamped_lease(self.wait_time),
-            grace: self.grace(),
+            wait_time: self.times.wait(),
+            grace: self.times.grace(),
         };
-        acquire.step()
+        rules::acquire(&self.keys, turn)
     }
 
     fn inspect(&self) -> Step<'_, Vec<Holder>> {
@@ -288,32 +336,22 @@ impl HoldKind for Fair {
     }
 
     fn force(&self) -> Step<'_, bool> {
-        rules::force(&self.keys, self.grace())
+        rules::force(&self.keys, self.times.grace())
     }
 
     fn check(&self) -> Result<()> {
-        let settings = [
-            ("wait_time", self.wait_time),
-            ("grace_period", self.grace_period),
-        ];
-        for (setting, time) in settings {
-            Lease::new(time).map_err(|_| Error::InvalidSetting {
-                setting,
-                reason: format!("{time:?} is out of range; use 1 ms to ten years"),
-            })?;
-        }
-        Ok(())
+        self.times.check()
     }
 
     fn waiting_at_most(&self, wait: Duration) -> Option<Fair> {
-        let wait_time = wait.max(Duration::from_millis(1));
-        (wait_time < self.wait_time).then_some(Fair {
-            wait_time,
+        let times = self.times.waiting_at_most(wait)?;
+        Some(Fair {
+            times,
             ..self.clone()
         })
     }
 
     fn waiter_ttl(&self) -> Option<Lease> {
-        Some(Fair::clamped_lease(self.wait_time))
+        Some(self.times.wait())
     }
 }

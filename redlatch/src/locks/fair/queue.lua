@@ -1,4 +1,5 @@
--- Shared functions of the fair lock's scripts: the queue of waiters. Prepended to each script.
+-- Shared functions of the scripts of fair objects: the queue of waiters. Prepended to each script. Here the object is a lock;
+-- fair_shared/holders.lua replaces what differs for objects that several owners may hold.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
 -- KEYS[2]  the queue: list of the waiting owners, the oldest first
@@ -22,6 +23,26 @@
 
 -- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
 local MAX_SLEEP, STAGGER = 5000, 10
+
+-- The remaining lease of the lock in ms, as far as this step knows; nil: it is free.
+local lock_left
+
+-- Returns the ms after which the object is free for this waiter, unless its holders renew their leases; nil: it is free now.
+local left_for = function()
+    return lock_left
+end
+
+-- From now on this step knows the object as held by this waiter for `lease` ms, too.
+local reserve = function(_, lease)
+    lock_left = lease
+end
+
+-- Makes a waiter, for which the object is free, a holder.
+local hold = function(owner, lease)
+    reserve(owner, lease)
+    redis.call('HSET', KEYS[1], owner, '1')
+    expire(KEYS[1], lease)
+end
 
 -- The server's clock in ms, because the clients' clocks may differ.
 local function now_ms()
@@ -62,7 +83,7 @@ end
 
 -- Wakes waiters that do not queue, because they use a handle of another kind. Called only if the queue
 -- is empty, so that none of its waiters is overtaken.
-local function wake_unqueued(channel)
+local wake_unqueued = function(channel)
     redis.call('PUBLISH', channel, '0')
 end
 
@@ -129,49 +150,62 @@ local function record_absences(channel, now, grace, requester)
     return owners, absent
 end
 
--- Removes the head, which acquires the lock for `lease` ms.
-local function take_turn(channel, owner, now, lease)
+-- The head leaves the queue, and is about to hold the object for `lease` ms. The waits of the others count from the time when it is
+-- free for the next one, which is returned. Behind this comes the hold, because all of this may be refused.
+local function take_turn(owner, now, lease)
     local timeout = timeout_of(owner)
     drop_head(owner)
-    if timeout then
-        shift(0, now + lease - timeout)
-    end
-    -- The next waiter is the head now: it must learn how long the lock is held. One with an announcement
-    -- is granted the lock at the release. It wakes by itself before a long lease ends.
+    reserve(owner, lease)
     local head = redis.call('LINDEX', KEYS[2], 0)
-    if head and (lease < 2 * MAX_SLEEP or redis.call('HEXISTS', KEYS[5], head) == 0) then
-        wake_head(channel)
+    if head and timeout then
+        shift(0, now + (left_for(head) or 0) - timeout)
     end
+    return head
 end
 
--- Grants the free lock to the head if it has announced its lease and is known to be connected. The message is the number
--- of its request. It is published only after the hold was written: the client that receives it holds the lock.
--- Returns whether the lock was granted.
-local function grant(channel, head)
-    local lease, number, key = string.match(redis.call('HGET', KEYS[5], head) or '', '^(%d+):(%d+):(.*)$')
-    -- Not the reply of PUBLISH: it excludes subscribers at replicas and other nodes, which receive the message.
-    if key ~= KEYS[1] or not is_connected(channel, head) then
-        return false
+-- Serves the queue from its head on: grants the object to each waiter for which it is free, if the waiter has announced its
+-- lease and is known to be connected. The message is the number of its request. It is published only after the hold was written:
+-- the client that receives it holds the object. Wakes the first one that has to request it. Returns that one if it did not receive
+-- the message. `lease`: of the owner that has just acquired the object, if this step did that.
+local function serve(channel, head, now, lease)
+    while head do
+        local announced = redis.call('HGET', KEYS[5], head)
+        if left_for(head) then
+            -- It must learn how long the object is held. With an announcement it is granted the object later, and it wakes by
+            -- itself before a long lease ends.
+            if lease and (lease < 2 * MAX_SLEEP or not announced) then
+                wake_head(channel)
+            end
+            return
+        end
+        local asked, number, key = string.match(announced or '', '^(%d+):(%d+):(.*)$')
+        -- Not the reply of PUBLISH: it excludes subscribers at replicas and other nodes, which receive the message.
+        if key ~= KEYS[1] or not is_connected(channel, head) then
+            return not wake_head(channel) and head or nil
+        end
+        lease = tonumber(asked)
+        local next_head = take_turn(head, now, lease)
+        hold(head, lease)
+        redis.call('PUBLISH', channel .. ':' .. head, number)
+        head = next_head
     end
-    take_turn(channel, head, now_ms(), tonumber(lease))
-    redis.call('HSET', KEYS[1], head, '1')
-    expire(KEYS[1], lease)
-    redis.call('PUBLISH', channel .. ':' .. head, number)
-    return true
 end
 
 -- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
--- released the lock, it is granted to the head if possible. Returns the head if it did not receive the message.
-local function wake_next(channel, released)
-    local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_timed_out(now_ms())
+-- freed the object for the head, it is granted if possible. Returns the head if it did not receive the message.
+local function wake_next(channel, freed)
+    local now = now_ms()
+    local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_timed_out(now)
     if not head then
         wake_unqueued(channel)
-    elseif not (released and grant(channel, head)) and not wake_head(channel) then
+    elseif freed then
+        return serve(channel, head, now)
+    elseif not wake_head(channel) then
         return head
     end
 end
 
--- Wakes or grants to the next owner after the lock was released, with `left` ms of its lease remaining. A head
+-- Wakes or grants to the next owner after the object was released, `left` ms before it would have been free for it. A head
 -- that does not receive the message keeps its turn as if the lease had ended now, but for at least a
 -- second, because it may be reconnecting.
 local function wake_after_release(channel, left, grace)
@@ -190,5 +224,29 @@ local function wake_after_release(channel, left, grace)
     if shortened < timeout then
         shift(0, shortened - timeout)
     end
+end
+
+-- Removes an owner from the queue. Returns the position that it had, if it was there.
+local function leave(owner)
+    -- Also if Redisson has removed the owner from the queue.
+    redis.call('HDEL', KEYS[5], owner)
+    local position = redis.call('LPOS', KEYS[2], owner)
+    if not position then
+        return nil
+    end
+    local timeout = timeout_of(owner)
+    local earlier_timeout
+    if position == 0 then
+        earlier_timeout = now_ms() + math.max(left_for(owner) or 0, 0)
+    else
+        earlier_timeout = timeout_of(redis.call('LINDEX', KEYS[2], position - 1))
+    end
+    redis.call('LREM', KEYS[2], 1, owner)
+    redis.call('ZREM', KEYS[3], owner)
+    redis.call('ZREM', KEYS[4], owner)
+    if earlier_timeout and timeout and earlier_timeout < timeout then
+        shift(position, earlier_timeout - timeout)
+    end
+    return position
 end
 

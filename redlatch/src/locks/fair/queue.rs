@@ -1,4 +1,4 @@
-//! The queue of a fair lock's waiters: `queue.lua` in Rust, with the same rules. A waiter is
+//! The queue of the waiters for a fair object, here a lock: `queue.lua` and `turn.lua` in Rust, with the same rules. A waiter is
 //! *absent* while its channel has no subscriber.
 //!
 //! A release *grants* the lock to the head of the queue in the same script, so a turn takes one
@@ -33,9 +33,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::hold::AcquireParams;
 use crate::keyspace::{FoundKey, Holds, Keyspace};
-use crate::lease::Lease;
-use crate::name::FairKeys;
+use crate::lease::{Expiry, Lease};
+use crate::locks::fair_shared::holders;
+use crate::name::{FairKeys, ObjectKeys};
+use crate::step::{Args, args};
 
 /// Maximum number of waiters that one step checks for absence.
 const MAX_CHECKED: usize = 1000;
@@ -45,7 +48,15 @@ const MAX_CHECKED: usize = 1000;
 const REPLICA_SUBSCRIBER_GRACE: i64 = 50;
 
 /// Maximum time in milliseconds after which the head of the queue retries if it is not woken.
-pub(super) const MAX_SLEEP: i64 = 5000;
+const MAX_SLEEP: i64 = 5000;
+
+/// Maximum time in milliseconds before a waiter checks whether the head of a free lock has taken
+/// its turn.
+const MAX_RESERVATION: i64 = 1000;
+
+/// Additional time per position in the queue, in milliseconds, so that a long queue does not retry
+/// all at once.
+const STAGGER: i64 = 10;
 
 /// The waiters that one step has checked for absence.
 pub(super) struct CheckedWaiters {
@@ -59,18 +70,128 @@ pub(super) struct CheckedWaiters {
 /// because it may be reconnecting.
 const RECONNECT_GRACE: i64 = 1000;
 
-/// Access to the queue of one lock, for one step.
+/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is
+/// free.
+pub(super) fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys) -> Option<i64> {
+    match keyspace.remaining(object.key())? {
+        Expiry::Never => Some(-1),
+        Expiry::In(left) => Some(i64::try_from(left.as_millis()).unwrap_or(i64::MAX)),
+    }
+}
+
+/// Access to the queue of one object, for one step.
 ///
 /// The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 /// is its own wait time later than the one before it.
 pub(crate) struct FairQueue<'a> {
     pub(super) keyspace: &'a mut Keyspace,
     keys: &'a FairKeys,
+    /// How many permits an object has that several owners may hold. `None`: it is a lock, which one owner holds.
+    total: Option<u32>,
+}
+
+/// A request of an owner that does not hold the object.
+#[derive(Clone, Copy)]
+pub(crate) struct Turn<'a> {
+    pub(crate) params: AcquireParams<'a>,
+    /// How long the object is kept for this owner when its turn has come.
+    pub(crate) wait_time: Lease,
+    /// How long absent waiters keep their positions once the head is one of them.
+    pub(crate) grace: Lease,
+}
+
+impl<'a> Turn<'a> {
+    /// Returns the arguments of the script that acquires the object.
+    pub(crate) fn args(&self) -> Args<'a> {
+        let AcquireParams {
+            hold, lease, count, ..
+        } = self.params;
+        args![
+            &*hold.field,
+            lease,
+            count,
+            self.params.waits.then_some(self.wait_time),
+            hold.object.channel(),
+            self.grace,
+            self.params.request_number,
+        ]
+    }
+}
+
+/// The state of the queue after waiters were dropped.
+struct QueueState {
+    head: Option<String>,
+    /// After how many milliseconds the object is free for the head, or for the requesting owner if there is none. `None`: it is
+    /// free.
+    left: Option<i64>,
+    /// Whether any waiter was dropped.
+    dropped: bool,
+    /// How long a free object is reserved for the head, in milliseconds.
+    reservation: i64,
+    /// How many waiters before the requesting owner are absent.
+    absent_before: usize,
 }
 
 impl<'a> FairQueue<'a> {
     pub(crate) fn new(keyspace: &'a mut Keyspace, keys: &'a FairKeys) -> FairQueue<'a> {
-        FairQueue { keyspace, keys }
+        let total = None;
+        FairQueue {
+            keyspace,
+            keys,
+            total,
+        }
+    }
+
+    /// Returns the queue of an object that several owners may hold: one with so many permits.
+    pub(crate) fn shared(
+        keyspace: &'a mut Keyspace,
+        keys: &'a FairKeys,
+        total: u32,
+    ) -> FairQueue<'a> {
+        let total = Some(total);
+        FairQueue {
+            keyspace,
+            keys,
+            total,
+        }
+    }
+
+    /// Returns after how many milliseconds the object is free for this waiter, unless its holders renew their leases; -1: never.
+    /// `None`: it is free now.
+    pub(crate) fn left_for(&mut self, field: &str) -> Result<Option<i64>> {
+        match self.total {
+            None => Ok(remaining_ms(self.keyspace, &self.keys.object)),
+            Some(total) => holders::left_for(self.keyspace, &self.keys.object, total, field),
+        }
+    }
+
+    /// The same for the head of the queue: 0 if there is none.
+    pub(crate) fn left_for_head(&mut self) -> Result<i64> {
+        match self.owner_at(0)? {
+            Some(head) => Ok(self.left_for(&head)?.unwrap_or(0)),
+            None => Ok(0),
+        }
+    }
+
+    pub(crate) fn keyspace(&mut self) -> &mut Keyspace {
+        self.keyspace
+    }
+
+    /// Makes a waiter, for which the object is free, a holder.
+    pub(crate) fn hold(&mut self, field: &str, lease: Lease) -> Result<()> {
+        let object = &self.keys.object;
+        match self.total {
+            None => {
+                let holds = Holds {
+                    counts: BTreeMap::from([(field.to_owned(), 1)]),
+                    mode: None,
+                };
+                let lease = Some(lease.duration());
+                self.keyspace.set(object.key(), holds, lease);
+                Ok(())
+            }
+            Some(_) => holders::set(self.keyspace, object, field, 1, Some(lease)),
+        }
     }
 
     pub(crate) fn now_ms(&mut self) -> i64 {
@@ -159,22 +280,19 @@ impl<'a> FairQueue<'a> {
         Ok(())
     }
 
-    /// Removes the head, which acquires the lock for this lease in milliseconds.
-    pub(super) fn take_turn(&mut self, head: &str, lease: i64) -> Result<()> {
+    /// The head acquires the object and leaves the queue. The waits of the others count from the time when it is free for the
+    /// next one, which is returned.
+    fn take_turn(&mut self, head: &str, lease: Lease) -> Result<Option<String>> {
         let timeout = self.timeout_of(head)?;
         self.remove(0)?;
-        if let Some(timeout) = timeout {
-            let lease_end = self.now_ms().saturating_add(lease);
-            self.shift(0, lease_end.saturating_sub(timeout))?;
+        self.hold(head, lease)?;
+        let next = self.owner_at(0)?;
+        if let (Some(next), Some(timeout)) = (&next, timeout) {
+            let left = self.left_for(next)?.unwrap_or(0);
+            let free_at = self.now_ms().saturating_add(left);
+            self.shift(0, free_at.saturating_sub(timeout))?;
         }
-        // The next waiter is the head now: it must learn how long the lock is held. One with an announcement is
-        // granted the lock at the release. It wakes by itself before a long lease ends.
-        if let Some(next) = self.owner_at(0)?
-            && (lease < 2 * MAX_SLEEP || self.announcement(&next)?.is_none())
-        {
-            self.wake_head()?;
-        }
-        Ok(())
+        Ok(next)
     }
 
     /// Announces the lease and the number of an owner's request, so that the lock can be granted to it.
@@ -216,27 +334,38 @@ impl<'a> FairQueue<'a> {
         }))
     }
 
-    /// Grants the free lock to the head if it has announced its lease and is connected. The message is the number of
-    /// its request, and is published only after the hold was written: the client that receives it holds the lock.
-    /// Returns whether the lock was granted. The announcement names the lock, because the locks `a` and `{a}` have the
-    /// same queue.
-    fn grant(&mut self, head: &str) -> Result<bool> {
-        let Some((lease, number, key)) = self.announcement(head)? else {
-            return Ok(false);
-        };
-        if key != self.keys.object.key() || !self.is_connected(head) {
-            return Ok(false);
+    /// Serves the queue from its head on: grants the object to each waiter for which it is free, if the waiter has announced
+    /// its lease and is connected. The message is the number of its request, and is published only after the hold was
+    /// written: the client that receives it holds the object. Wakes the first one that has to request it. Returns that one
+    /// if it did not receive the message. An announcement names the object, because the locks `a` and `{a}` have the same
+    /// queue. `lease`: of the owner that has just acquired the object, if this step did that.
+    fn serve(
+        &mut self,
+        mut head: Option<String>,
+        mut lease: Option<Lease>,
+    ) -> Result<Option<String>> {
+        while let Some(next) = head {
+            let announced = self.announcement(&next)?;
+            if self.left_for(&next)?.is_some() {
+                // It must learn how long the object is held. With an announcement it is granted the object later, and it
+                // wakes by itself before a long lease ends.
+                let is_short = |lease: Lease| lease.millis() < 2 * MAX_SLEEP;
+                if lease.is_some_and(|lease| is_short(lease) || announced.is_none()) {
+                    self.wake_head()?;
+                }
+                return Ok(None);
+            }
+            let granted = announced
+                .filter(|(_, _, key)| key == self.keys.object.key() && self.is_connected(&next));
+            let Some((asked, number, _)) = granted else {
+                return Ok((!self.wake_head()?).then_some(next));
+            };
+            head = self.take_turn(&next, asked)?;
+            lease = Some(asked);
+            let channel = self.keys.waiter_channel(&next);
+            self.keyspace.publish(&channel, number);
         }
-        self.take_turn(head, lease.millis())?;
-        let holds = Holds {
-            counts: BTreeMap::from([(head.to_owned(), 1)]),
-            mode: None,
-        };
-        self.keyspace
-            .set(self.keys.object.key(), holds, Some(lease.duration()));
-        self.keyspace
-            .publish(&self.keys.waiter_channel(head), number);
-        Ok(true)
+        Ok(None)
     }
 
     /// Shifts the timeouts of all waiters from a position in the queue on.
@@ -331,7 +460,9 @@ impl<'a> FairQueue<'a> {
     /// Wakes waiters that do not queue, because they use a handle of another kind. The queue is
     /// empty, so none of its waiters is overtaken.
     pub(super) fn wake_unqueued(&mut self) {
-        self.keyspace.publish(self.keys.object.channel(), 0);
+        if self.total.is_none() {
+            self.keyspace.publish(self.keys.object.channel(), 0);
+        }
     }
 
     /// Wakes one waiter. Returns whether it received the message.
@@ -362,21 +493,23 @@ impl<'a> FairQueue<'a> {
         self.wake_head().map(drop)
     }
 
-    /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
-    /// released the lock, it is granted to the head if possible. Returns the head if it did not receive the message.
-    pub(super) fn wake_next(&mut self, released: bool) -> Result<Option<String>> {
+    /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has freed the
+    /// object for the head, it is granted if possible. Returns the head if it did not receive the message.
+    pub(super) fn wake_next(&mut self, freed: bool) -> Result<Option<String>> {
         let (Some(head), _) = self.drop_timed_out(None)? else {
             self.wake_unqueued();
             return Ok(None);
         };
-        let received = released && self.grant(&head)? || self.wake_head()?;
-        Ok((!received).then_some(head))
+        match freed {
+            true => self.serve(Some(head), None),
+            false => Ok((!self.wake_head()?).then_some(head)),
+        }
     }
 
-    /// Wakes or grants to the next owner after the lock was released when `remaining` milliseconds of its lease
-    /// were left. A head that does not receive the message keeps its turn as if the lease had ended
+    /// Wakes or grants to the next owner after the object was released, `remaining` milliseconds before it would have been
+    /// free for it. A head that does not receive the message keeps its turn as if the lease had ended
     /// now, but for at least [`RECONNECT_GRACE`].
-    pub(super) fn wake_after_release(&mut self, remaining: i64, grace: Lease) -> Result<()> {
+    pub(crate) fn wake_after_release(&mut self, remaining: i64, grace: Lease) -> Result<()> {
         let Some(head) = self.wake_next(true)? else {
             return Ok(());
         };
@@ -398,5 +531,197 @@ impl<'a> FairQueue<'a> {
             self.shift(0, shortened - timeout)?;
         }
         Ok(())
+    }
+
+    /// Acquires the object for an owner, if it is the owner's turn. Otherwise the owner joins the queue, if it waits. Returns the
+    /// milliseconds after which it retries at the latest; `None`: it holds the object.
+    pub(crate) fn acquire_in_turn(&mut self, turn: Turn<'_>) -> Result<Option<i64>> {
+        let AcquireParams {
+            hold, lease, waits, ..
+        } = turn.params;
+        let owner = &*hold.field;
+        let state = self.drop_dead_waiters(turn)?;
+        let is_turn = state.head.as_deref().is_none_or(|head| head == owner);
+        if state.left.is_none() && is_turn {
+            match state.head {
+                None => self.hold(owner, lease)?,
+                Some(_) => {
+                    let next = self.take_turn(owner, lease)?;
+                    self.serve(next, Some(lease))?;
+                }
+            }
+            return Ok(None);
+        }
+        if state.dropped && state.head.as_deref() != Some(owner) {
+            self.wake_head()?;
+        }
+        if !waits {
+            return Ok(Some(state.left.unwrap_or(0)));
+        }
+        self.enqueue(turn, state).map(Some)
+    }
+
+    /// Removes an owner from the queue, and moves the timeouts of the waiters behind it to an earlier time. Returns the position
+    /// that it had, if it was there.
+    pub(crate) fn leave(&mut self, owner: &str) -> Result<Option<usize>> {
+        // Also if Redisson has removed the owner from the queue.
+        self.clear_announcement(owner)?;
+        let Some(position) = self.position_of(owner)? else {
+            return Ok(None);
+        };
+        let timeout = self.timeout_of(owner)?;
+        let earlier_timeout = match position.checked_sub(1) {
+            None => {
+                // An error: another program has overwritten the object's key.
+                let left = self.left_for(owner).unwrap_or(None).unwrap_or(0).max(0);
+                Some(self.now_ms().saturating_add(left))
+            }
+            Some(position) => match self.owner_at(position)? {
+                Some(earlier) => self.timeout_of(&earlier)?,
+                None => None,
+            },
+        };
+        self.remove(position)?;
+        if let (Some(earlier_timeout), Some(timeout)) = (earlier_timeout, timeout)
+            && earlier_timeout < timeout
+        {
+            self.shift(position, earlier_timeout - timeout)?;
+        }
+        Ok(Some(position))
+    }
+
+    /// Drops each head whose timeout has passed, and on a free lock each head that was absent for
+    /// its grace period.
+    fn drop_dead_waiters(&mut self, turn: Turn<'_>) -> Result<QueueState> {
+        let owner = &*turn.params.hold.field;
+        let grace = turn.grace.millis();
+        // The requesting owner is connected, even if it was absent before.
+        self.clear_absence(owner)?;
+        let (head, dropped) = self.drop_timed_out(Some(owner))?;
+        let left = self.left_for(head.as_deref().unwrap_or(owner))?;
+        let mut state = QueueState {
+            head,
+            left,
+            dropped,
+            reservation: grace.min(MAX_RESERVATION),
+            absent_before: 0,
+        };
+        let free = left.is_none();
+        let Some(head) = state.head.as_deref().filter(|&head| free && head != owner) else {
+            return Ok(state);
+        };
+        if self.is_connected(head) {
+            return Ok(state);
+        }
+        let now = self.now_ms();
+        let checked = self.record_absences(grace, Some(owner))?;
+        // Drops absent heads, then finds the new head: the first waiter that is connected or within
+        // its grace period.
+        let mut dropped_timeout = None;
+        state.head = None;
+        for waiter in checked.owners {
+            let kept_until = checked.kept_until.get(&waiter).copied();
+            let is_head = state.head.is_none();
+            if is_head && kept_until.is_some_and(|kept_until| kept_until <= now) {
+                dropped_timeout = self.timeout_of(&waiter)?.or(dropped_timeout);
+                self.remove(0)?;
+                state.dropped = true;
+                continue;
+            }
+            if is_head && let Some(kept_until) = kept_until {
+                state.reservation = state.reservation.min(kept_until - now);
+            }
+            let is_requester = waiter == owner;
+            state.head.get_or_insert(waiter);
+            if is_requester {
+                break;
+            }
+            state.absent_before += usize::from(kept_until.is_some());
+        }
+        if state.head.is_none() {
+            // One step checks only the first waiters; all of them were dropped.
+            state.head = self.owner_at(0)?;
+        }
+        if let Some(dropped_timeout) = dropped_timeout.filter(|&timeout| timeout > now) {
+            // Shift as if the dropped waiters had given up.
+            self.shift(0, now - dropped_timeout)?;
+        }
+        state.left = self.left_for(state.head.as_deref().unwrap_or(owner))?;
+        Ok(state)
+    }
+
+    /// Appends the owner to the queue unless it is already there. Returns the milliseconds after
+    /// which it retries at the latest.
+    fn enqueue(&mut self, turn: Turn<'_>, state: QueueState) -> Result<i64> {
+        let owner = &*turn.params.hold.field;
+        let wait = turn.wait_time.millis();
+        let now = self.now_ms();
+        let remaining = state.left;
+        let lock_end = now.saturating_add(remaining.unwrap_or(0));
+        let position = self.position_of(owner)?;
+        if let Some(head) = &state.head
+            && remaining.is_none()
+            && position.is_some()
+            && !state.dropped
+        {
+            // This waiter retries and the head has not taken its turn: the head may have missed its
+            // message.
+            self.wake_one(head);
+        }
+        let mut position = match position {
+            Some(0) => {
+                // A head that retries is alive: its timeout is extended, and those of the others by
+                // as much. Not at every retry: only if less than half of the wait time is left.
+                match self.timeout_of(owner)? {
+                    None => self.set_timeout(owner, lock_end.saturating_add(wait))?,
+                    Some(timeout) if (timeout - lock_end).saturating_mul(2) < wait => {
+                        self.shift(0, lock_end.saturating_add(wait) - timeout)?;
+                    }
+                    Some(_) => {}
+                }
+                0
+            }
+            Some(position) => position,
+            None => {
+                let from = match self.last()? {
+                    Some(last) => self.timeout_of(&last)?.unwrap_or(lock_end).max(lock_end),
+                    None => lock_end,
+                };
+                self.push(owner, from.saturating_add(wait))?
+            }
+        };
+        match turn.params.request_number {
+            0 => self.clear_announcement(owner)?,
+            number => self.announce(owner, turn.params.lease, number)?,
+        }
+        // FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So every
+        // waiter retries regularly. Later waiters retry less often, so that a long queue does not
+        // flood the server with requests.
+        let ahead = i64::try_from(position).unwrap_or(i64::MAX);
+        let max_sleep = MAX_SLEEP.saturating_add(ahead.saturating_mul(STAGGER));
+        if position == 0 {
+            return Ok(remaining.unwrap_or(0).min(max_sleep));
+        }
+        // A waiter is woken when its turn comes. If no client wakes it, because the holder or the
+        // waiters before it died, it retries when the lease ends, or, if the lock is free, when the
+        // head has had time to take its turn.
+        let distance =
+            i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
+        let base = remaining.unwrap_or(state.reservation);
+        let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
+        let mut retry_after = retry_after.min(max_sleep);
+        // It also retries when the waiter before it times out. If that waiter's timeout was lost,
+        // the one before that counts, and so on.
+        let mut earlier_timeout = None;
+        while position > 0 && earlier_timeout.is_none() {
+            position -= 1;
+            if let Some(earlier) = self.owner_at(position)? {
+                earlier_timeout = self.timeout_of(&earlier)?;
+            }
+        }
+        if let Some(earlier_timeout) = earlier_timeout.filter(|&timeout| timeout > now) {
+            retry_after = retry_after.min(earlier_timeout - now);
+        }
+        Ok(retry_after)
     }
 }

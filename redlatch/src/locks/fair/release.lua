@@ -15,44 +15,28 @@ if ARGV[6] ~= '' then
     redis.pcall('ZREM', ARGV[6], owner)
 end
 local left = redis.call('PTTL', KEYS[1])
+local free = left == -2
+lock_left = not free and left or nil
 -- The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
-local position = keep == '0' and redis.call('LPOS', KEYS[2], owner)
-if keep == '0' then
-    -- Also if Redisson has removed the owner from the queue.
-    redis.call('HDEL', KEYS[5], owner)
-end
-if position then
-    local timeout = timeout_of(owner)
-    local earlier_timeout
-    if position == 0 then
-        earlier_timeout = now_ms() + math.max(left, 0)
+local position = keep == '0' and leave(owner)
+if position and (position == 0 or free) then
+    -- The message that woke this owner, also in place of absent owners before it, is now meant for the next waiter.
+    if free and redis.call('EXISTS', KEYS[2]) == 0 then
+        wake_unqueued(channel)
     else
-        earlier_timeout = timeout_of(redis.call('LINDEX', KEYS[2], position - 1))
-    end
-    redis.call('LREM', KEYS[2], 1, owner)
-    redis.call('ZREM', KEYS[3], owner)
-    redis.call('ZREM', KEYS[4], owner)
-    if earlier_timeout and timeout and earlier_timeout < timeout then
-        shift(position, earlier_timeout - timeout)
-    end
-    if position == 0 or left == -2 then
-        -- The message that woke this owner, also in place of absent owners before it, is now meant for the next waiter.
-        if left == -2 and redis.call('EXISTS', KEYS[2]) == 0 then
-            wake_unqueued(channel)
-        else
-            wake_head(channel)
-        end
+        wake_head(channel)
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then
     -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters.
-    if left == -2 and not position then
+    if free and not position then
         wake_next(channel)
     end
     return 0
 end
 if keep == '0' then
     redis.call('DEL', KEYS[1])
+    lock_left = nil
     wake_after_release(channel, left, tonumber(ARGV[5]))
     return 1
 end

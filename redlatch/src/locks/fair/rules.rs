@@ -24,10 +24,9 @@
 
 use std::sync::Arc;
 
-use super::queue::{FairQueue, MAX_SLEEP};
+use super::queue::{FairQueue, Turn, remaining_ms};
 use crate::error::Result;
-use crate::hold::{AcquireParams, requests};
-use crate::hold::{Hold, ReleaseParams, Renewed};
+use crate::hold::{Hold, ReleaseParams, Renewed, requests};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::locks::reentrant::rules::{
@@ -39,7 +38,7 @@ use crate::step::{Outcome, Script, ScriptReply, Step, args, script};
 
 /// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters,
 /// the announcements.
-fn all_keys(keys: &FairKeys) -> [&str; 5] {
+pub(crate) fn all_keys(keys: &FairKeys) -> [&str; 5] {
     [
         keys.object.key(),
         &keys.queue,
@@ -49,241 +48,35 @@ fn all_keys(keys: &FairKeys) -> [&str; 5] {
     ]
 }
 
-/// Maximum time in milliseconds before a waiter checks whether the head of a free lock has taken
-/// its turn.
-const MAX_RESERVATION: i64 = 1000;
-
-/// Additional time per position in the queue, in milliseconds, so that a long queue does not retry
-/// all at once.
-const STAGGER: i64 = 10;
-
-/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is
-/// free.
-fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys) -> Option<i64> {
-    match keyspace.remaining(object.key())? {
-        Expiry::Never => Some(-1),
-        Expiry::In(left) => Some(i64::try_from(left.as_millis()).unwrap_or(i64::MAX)),
-    }
-}
-
-/// The state of the queue after waiters were dropped.
-struct QueueState {
-    head: Option<String>,
-    /// Whether any waiter was dropped.
-    dropped: bool,
-    /// How long a free lock is reserved for the head, in milliseconds.
-    reservation: i64,
-    /// How many waiters before the requesting owner are absent.
-    absent_before: usize,
-}
-
 /// Acquires the lock for an owner whose turn it is, or returns when to retry. If the request waits,
 /// the owner joins the queue.
-#[derive(Clone, Copy)]
-pub(super) struct Acquire<'a> {
-    pub(super) params: AcquireParams<'a>,
-    pub(super) keys: &'a FairKeys,
-    /// How long the lock is kept for this owner when its turn has come.
-    pub(super) wait_time: Lease,
-    /// How long absent waiters keep their positions once the head is one of them.
-    pub(super) grace: Lease,
-}
-
-impl<'a> Acquire<'a> {
-    pub(super) fn step(self) -> Step<'a, Outcome> {
-        let AcquireParams { hold, lease, .. } = self.params;
-        let wait_time = self.params.waits.then_some(self.wait_time);
-        let args = args![
-            &*hold.field,
-            lease,
-            self.params.count,
-            wait_time,
-            hold.object.channel(),
-            self.grace,
-            self.params.request_number,
-        ];
-        Step::new(
-            script!("../expire.lua", "queue.lua", "acquire.lua"),
-            all_keys(self.keys),
-            args,
-            |reply| parse_outcome(&hold.object, reply),
-            move |keyspace| self.apply(keyspace),
-        )
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
-        let AcquireParams { hold, count, .. } = self.params;
-        let (object, owner) = (&*hold.object, &*hold.field);
-        let ignores_queue =
-            |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
-        let held = keyspace.find::<Holds>(object.key())?;
-        // Without the queue: a re-entry (refused if its hold was lost meanwhile), and a read-write
-        // lock's key (an error).
-        if count > 1 || held.is_some_and(|held| ignores_queue(held.value)) {
-            return try_acquire(keyspace, self.params);
-        }
-        let left = remaining_ms(keyspace, object);
-        if left == Some(-1) {
-            // A key that never expires is not a lock: this returns the error.
-            return wait_outcome(object, Expiry::Never);
-        }
-        let mut queue = FairQueue::new(keyspace, self.keys);
-        let state = self.drop_dead_waiters(&mut queue, left.is_none())?;
-        let (head, dropped) = (&state.head, state.dropped);
-        if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
-            if head.is_some() {
-                queue.take_turn(owner, self.params.lease.millis())?;
+pub(super) fn acquire<'a>(keys: &'a FairKeys, turn: Turn<'a>) -> Step<'a, Outcome> {
+    let hold = turn.params.hold;
+    Step::new(
+        script!("../expire.lua", "queue.lua", "turn.lua", "acquire.lua"),
+        all_keys(keys),
+        turn.args(),
+        |reply| parse_outcome(&hold.object, reply),
+        move |keyspace| {
+            let (object, owner) = (&*hold.object, &*hold.field);
+            let ignores_queue =
+                |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
+            let held = keyspace.find::<Holds>(object.key())?;
+            // Without the queue: a re-entry (refused if its hold was lost meanwhile), and a read-write
+            // lock's key (an error).
+            if turn.params.count > 1 || held.is_some_and(|held| ignores_queue(held.value)) {
+                return try_acquire(keyspace, turn.params);
             }
-            return try_acquire(keyspace, self.params);
-        }
-        if dropped && head.as_deref() != Some(owner) {
-            queue.wake_head()?;
-        }
-        if !self.params.waits {
-            return wait_outcome(object, Expiry::from_millis(left.unwrap_or(0)));
-        }
-        let retry_after = self.enqueue(&mut queue, left, state)?;
-        wait_outcome(object, Expiry::from_millis(retry_after))
-    }
-
-    /// Drops each head whose timeout has passed, and on a free lock each head that was absent for
-    /// its grace period.
-    fn drop_dead_waiters(&self, queue: &mut FairQueue<'_>, free: bool) -> Result<QueueState> {
-        let owner = &*self.params.hold.field;
-        let grace = self.grace.millis();
-        let mut state = QueueState {
-            head: None,
-            dropped: false,
-            reservation: grace.min(MAX_RESERVATION),
-            absent_before: 0,
-        };
-        if queue.is_empty()? {
-            return Ok(state);
-        }
-        // The requesting owner is connected, even if it was absent before.
-        queue.clear_absence(owner)?;
-        (state.head, state.dropped) = queue.drop_timed_out(Some(owner))?;
-        let Some(head) = state.head.as_deref().filter(|&head| free && head != owner) else {
-            return Ok(state);
-        };
-        if queue.is_connected(head) {
-            return Ok(state);
-        }
-        let now = queue.now_ms();
-        let checked = queue.record_absences(grace, Some(owner))?;
-        // Drops absent heads, then finds the new head: the first waiter that is connected or within
-        // its grace period.
-        let mut dropped_timeout = None;
-        state.head = None;
-        for waiter in checked.owners {
-            let kept_until = checked.kept_until.get(&waiter).copied();
-            let is_head = state.head.is_none();
-            if is_head && kept_until.is_some_and(|kept_until| kept_until <= now) {
-                dropped_timeout = queue.timeout_of(&waiter)?.or(dropped_timeout);
-                queue.remove(0)?;
-                state.dropped = true;
-                continue;
+            if remaining_ms(keyspace, object) == Some(-1) {
+                // A key that never expires is not a lock: this returns the error.
+                return wait_outcome(object, Expiry::Never);
             }
-            if is_head && let Some(kept_until) = kept_until {
-                state.reservation = state.reservation.min(kept_until - now);
+            match FairQueue::new(keyspace, keys).acquire_in_turn(turn)? {
+                None => Ok(Outcome::ACQUIRED),
+                Some(retry_after) => wait_outcome(object, Expiry::from_millis(retry_after)),
             }
-            let is_requester = waiter == owner;
-            state.head.get_or_insert(waiter);
-            if is_requester {
-                break;
-            }
-            state.absent_before += usize::from(kept_until.is_some());
-        }
-        if state.head.is_none() {
-            // One step checks only the first waiters; all of them were dropped.
-            state.head = queue.owner_at(0)?;
-        }
-        if let Some(dropped_timeout) = dropped_timeout.filter(|&timeout| timeout > now) {
-            // Shift as if the dropped waiters had given up.
-            queue.shift(0, now - dropped_timeout)?;
-        }
-        Ok(state)
-    }
-
-    /// Appends the owner to the queue unless it is already there. Returns the milliseconds after
-    /// which it retries at the latest. `remaining`: the remaining lease in milliseconds; `None` if
-    /// the lock is free.
-    fn enqueue(
-        &self,
-        queue: &mut FairQueue<'_>,
-        remaining: Option<i64>,
-        state: QueueState,
-    ) -> Result<i64> {
-        let owner = &*self.params.hold.field;
-        let wait = self.wait_time.millis();
-        let now = queue.now_ms();
-        let lock_end = now.saturating_add(remaining.unwrap_or(0));
-        let position = queue.position_of(owner)?;
-        if let Some(head) = &state.head
-            && remaining.is_none()
-            && position.is_some()
-            && !state.dropped
-        {
-            // This waiter retries and the head has not taken its turn: the head may have missed its
-            // message.
-            queue.wake_one(head);
-        }
-        let mut position = match position {
-            Some(0) => {
-                // A head that retries is alive: its timeout is extended, and those of the others by
-                // as much. Not at every retry: only if less than half of the wait time is left.
-                match queue.timeout_of(owner)? {
-                    None => queue.set_timeout(owner, lock_end.saturating_add(wait))?,
-                    Some(timeout) if (timeout - lock_end).saturating_mul(2) < wait => {
-                        queue.shift(0, lock_end.saturating_add(wait) - timeout)?;
-                    }
-                    Some(_) => {}
-                }
-                0
-            }
-            Some(position) => position,
-            None => {
-                let from = match queue.last()? {
-                    Some(last) => queue.timeout_of(&last)?.unwrap_or(lock_end).max(lock_end),
-                    None => lock_end,
-                };
-                queue.push(owner, from.saturating_add(wait))?
-            }
-        };
-        match self.params.request_number {
-            0 => queue.clear_announcement(owner)?,
-            number => queue.announce(owner, self.params.lease, number)?,
-        }
-        // FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So every
-        // waiter retries regularly. Later waiters retry less often, so that a long queue does not
-        // flood the server with requests.
-        let ahead = i64::try_from(position).unwrap_or(i64::MAX);
-        let max_sleep = MAX_SLEEP.saturating_add(ahead.saturating_mul(STAGGER));
-        if position == 0 {
-            return Ok(remaining.unwrap_or(0).min(max_sleep));
-        }
-        // A waiter is woken when its turn comes. If no client wakes it, because the holder or the
-        // waiters before it died, it retries when the lease ends, or, if the lock is free, when the
-        // head has had time to take its turn.
-        let distance =
-            i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
-        let base = remaining.unwrap_or(state.reservation);
-        let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
-        let mut retry_after = retry_after.min(max_sleep);
-        // It also retries when the waiter before it times out. If that waiter's timeout was lost,
-        // the one before that counts, and so on.
-        let mut earlier_timeout = None;
-        while position > 0 && earlier_timeout.is_none() {
-            position -= 1;
-            if let Some(earlier) = queue.owner_at(position)? {
-                earlier_timeout = queue.timeout_of(&earlier)?;
-            }
-        }
-        if let Some(earlier_timeout) = earlier_timeout.filter(|&timeout| timeout > now) {
-            retry_after = retry_after.min(earlier_timeout - now);
-        }
-        Ok(retry_after)
-    }
+        },
+    )
 }
 
 /// Sets an owner's hold count to the number of holds to keep. 0 releases the lock, and removes the
@@ -310,12 +103,25 @@ pub(super) fn release<'a>(
         let left = remaining_ms(keyspace, object);
         // The owner leaves the queue first, because the rest fails if another program has
         // overwritten the lock's key.
-        let waited = keep == 0 && leave_queue(&mut FairQueue::new(keyspace, keys), owner, left)?;
+        let mut queue = FairQueue::new(keyspace, keys);
+        let position = match keep {
+            0 => queue.leave(owner)?,
+            _ => None,
+        };
+        if position == Some(0) || position.is_some() && left.is_none() {
+            // The message that woke this owner, also in place of absent owners before it, is now meant for the next
+            // waiter.
+            if left.is_none() && queue.is_empty()? {
+                queue.wake_unqueued();
+            } else {
+                queue.wake_head()?;
+            }
+        }
         let held = set_hold_count(keyspace, params)?;
         let mut queue = FairQueue::new(keyspace, keys);
         if held && keep == 0 {
             queue.wake_after_release(left.unwrap_or(0), grace)?;
-        } else if left.is_none() && !waited {
+        } else if left.is_none() && position.is_none() {
             // The lock was deleted (FLUSHALL, DEL) or expired: no release wakes the waiters.
             queue.wake_next(false)?;
         }
@@ -382,41 +188,6 @@ pub(super) fn renew(
         FairQueue::new(keyspace, keys).wake_waiting()?;
     }
     Ok(renewed)
-}
-
-/// Removes the owner from the queue, and moves the timeouts of the waiters behind it to an earlier
-/// time. Returns whether it was waiting. `remaining`: the remaining lease in milliseconds, negative
-/// if it never ends; `None` if the lock is free.
-fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, remaining: Option<i64>) -> Result<bool> {
-    // Also if Redisson has removed the owner from the queue.
-    queue.clear_announcement(owner)?;
-    let Some(position) = queue.position_of(owner)? else {
-        return Ok(false);
-    };
-    let timeout = queue.timeout_of(owner)?;
-    let earlier_timeout = match position.checked_sub(1) {
-        None => Some(queue.now_ms().saturating_add(remaining.unwrap_or(0).max(0))),
-        Some(position) => match queue.owner_at(position)? {
-            Some(earlier) => queue.timeout_of(&earlier)?,
-            None => None,
-        },
-    };
-    queue.remove(position)?;
-    if let (Some(earlier_timeout), Some(timeout)) = (earlier_timeout, timeout)
-        && earlier_timeout < timeout
-    {
-        queue.shift(position, earlier_timeout - timeout)?;
-    }
-    if position == 0 || remaining.is_none() {
-        // This owner may have used up the wake-up of the last release, also in place of absent
-        // owners before it: pass it to the next waiter.
-        if remaining.is_none() && queue.is_empty()? {
-            queue.wake_unqueued();
-        } else {
-            queue.wake_head()?;
-        }
-    }
-    Ok(true)
 }
 
 /// Releases the lock whichever owner holds it. Replies whether it was held.

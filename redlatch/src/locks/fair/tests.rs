@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Fair;
-use super::queue::FairQueue;
-use super::rules::{self, Acquire};
+use super::queue::{FairQueue, Turn};
+use super::rules;
 use crate::error::Result;
 use crate::hold::{AcquireParams, Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
@@ -48,8 +48,7 @@ impl World {
     fn request(&mut self, owner: u8, lease: u64, wait_time: u64) -> Result<Outcome> {
         let millis = |millis| Lease::new(Duration::from_millis(millis)).unwrap();
         let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
-        let acquire = Acquire {
-            keys: &kind.keys,
+        let turn = Turn {
             params: AcquireParams {
                 hold: &hold,
                 count: 1,
@@ -60,7 +59,7 @@ impl World {
             wait_time: millis(wait_time),
             grace: millis(GRACE),
         };
-        acquire.step().apply(&mut self.keyspace)
+        rules::acquire(&kind.keys, turn).apply(&mut self.keyspace)
     }
 
     /// An owner releases the lock or leaves the queue. Returns the channels of the messages.

@@ -84,6 +84,7 @@ pub(super) fn acquire<'a>(
     static SCRIPT: Script = Script::new(concat!(
         include_str!("../../locks/expire.lua"),
         include_str!("../../locks/fair/queue.lua"),
+        include_str!("../../locks/fair/turn.lua"),
         include_str!("../../locks/fenced/numbers.lua"),
         "local function acquire_lock()\n",
         include_str!("../../locks/fair/acquire.lua"),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::hold::requests::{millis, record};
 use crate::keyspace::Holds;
 use crate::locks::rules::{FOREIGN_HASH, wrong_kind};
-use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of};
+use crate::name::{ObjectKeys, is_writer_field, owner_of};
 use crate::owner::OwnerId;
 use crate::step::{Arg, ScriptReply, Step, args, script};
 
@@ -22,7 +22,7 @@ use crate::step::{Arg, ScriptReply, Step, args, script};
 /// milliseconds, at most ten years.
 pub(super) fn ask(object: &ObjectKeys, limit: Option<Duration>) -> Step<'_, Option<OwnerId>> {
     let requests = object.requests_key();
-    let is_for_writer = object.layout() == KeyLayout::Write;
+    let is_for_writer = object.layout().writes();
     let mut args = args![object.channel(), is_for_writer];
     args.extend(limit.map(|limit| Arg::from(millis(limit))));
     Step::new(

@@ -67,6 +67,10 @@ impl Comparable for Vec<Inspected> {
     fn comparable(&self) -> String {
         let units = |left: Duration| (left.as_secs() + 50_000) / 100_000;
         let rounded = |left: Expiry| left.duration().map(units);
+        let waits = |queue: &[Waiter]| {
+            let wait = |it: &Waiter| (it.owner.clone(), it.writes, rounded(it.remaining));
+            queue.iter().map(wait).collect::<Vec<_>>()
+        };
         let one = |seen: &Inspected| match seen {
             Ok(None) => "nothing".to_owned(),
             Err(_) => "something else".to_owned(),
@@ -76,13 +80,20 @@ impl Comparable for Vec<Inspected> {
                 token,
             })) => {
                 let holder = holder.iter().cloned().collect::<Vec<_>>().comparable();
-                let waits = |waiter: &Waiter| (waiter.owner.clone(), rounded(waiter.remaining));
-                let queue: Vec<_> = queue.iter().map(waits).collect();
-                format!("lock {holder} {queue:?} {token:?}")
+                format!("lock {holder} {:?} {token:?}", waits(queue))
             }
             Ok(Some(ObjectState::ReadWriteLock { writer, readers })) => {
                 let writer = writer.iter().cloned().collect::<Vec<_>>().comparable();
                 format!("{writer}; {}", readers.comparable())
+            }
+            Ok(Some(ObjectState::FairReadWriteLock {
+                writer,
+                readers,
+                queue,
+            })) => {
+                let writer = writer.iter().cloned().collect::<Vec<_>>().comparable();
+                let readers = readers.comparable();
+                format!("fair {writer}; {readers}; {:?}", waits(queue))
             }
             Ok(Some(ObjectState::Counter { value, remaining })) => {
                 format!("{value} {:?}", rounded(*remaining))

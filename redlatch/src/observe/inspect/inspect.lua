@@ -7,10 +7,12 @@
 --            token, of a fenced lock
 --            deadlines, of an expirable semaphore
 --            prefix of the readers' timeout keys, of a read-write lock
+--            queue and timeouts, of a fair object that several owners may hold
 -- Returns  for each name, with remaining times in ms (-1: forever):
 --          nil: no object
 --          { 'lock', owner or nil, hold count, remaining, token or nil, waiting owner, remaining, ... }
 --          { 'rwlock', side, owner, hold count, remaining, ... }
+--          { 'fair', number of holds, field, hold count, remaining, ..., waiting field, remaining, ... }
 --          { 'number', value, remaining }
 --          { 'permits', value, number of expired permits, id, remaining, ... }
 --          { 'other', its type }
@@ -35,9 +37,8 @@ local function append_unexpired(key, list)
     return expired
 end
 
-local function lock(key, queue, timeouts, token, owner, holds)
-    local token_value = redis.pcall('GETRANGE', token, 0, 20)
-    local object = { 'lock', owner, holds, redis.call('PTTL', key), type(token_value) == 'string' and token_value }
+-- Appends the waiters of a queue whose time has not passed to `object`, each with its remaining time.
+local function append_waiters(queue, timeouts, object)
     if redis.call('TYPE', queue).ok == 'list' and redis.call('TYPE', timeouts).ok == 'zset' then
         for _, waiting in ipairs(redis.call('LRANGE', queue, 0, -1)) do
             local left = tonumber(redis.call('ZSCORE', timeouts, waiting) or 0) - now
@@ -48,6 +49,31 @@ local function lock(key, queue, timeouts, token, owner, holds)
         end
     end
     return object
+end
+
+local function lock(key, queue, timeouts, token, owner, holds)
+    local token_value = redis.pcall('GETRANGE', token, 0, 20)
+    local object = { 'lock', owner, holds, redis.call('PTTL', key), type(token_value) == 'string' and token_value }
+    return append_waiters(queue, timeouts, object)
+end
+
+local function fair(key, queue, timeouts)
+    local object, texts = { 'fair', '' }, {}
+    local fields = redis.call('HGETALL', key)
+    for i = 1, #fields, 2 do
+        texts[fields[i]] = fields[i + 1]
+    end
+    for field, ends in pairs(texts) do
+        local holder = string.match(field, '^(.+):expire_time$')
+        local left = holder and texts[holder] and (tonumber(ends) or 0) - now or 0
+        if left > 0 then
+            table.insert(object, holder)
+            table.insert(object, texts[holder])
+            table.insert(object, left)
+        end
+    end
+    object[2] = string.format('%d', (#object - 2) / 3)
+    return append_waiters(queue, timeouts, object)
 end
 
 local function rwlock(key, readers)
@@ -65,18 +91,25 @@ local function rwlock(key, readers)
     return mode == -1 and { 'other', 'a hash of another kind' } or object
 end
 
-local function inspect_name(key, queue, timeouts, token, deadlines, readers)
+local function inspect_name(key, queue, timeouts, token, deadlines, readers, fair_queue, fair_timeouts)
     local kind = redis.call('TYPE', key).ok
     if kind == 'none' then
         if redis.call('EXISTS', token, queue) > 0 then
             return lock(key, queue, timeouts, token, false, '0')
         end
+        if redis.call('EXISTS', fair_queue) == 1 then
+            return fair(key, fair_queue, fair_timeouts)
+        end
         return false
     end
     if kind == 'hash' then
         -- Does not read a whole hash of another program, which may have many fields.
-        if is_mode(redis.call('HGET', key, 'mode')) then
+        local mode = redis.call('HGET', key, 'mode')
+        if is_mode(mode) then
             return rwlock(key, readers)
+        end
+        if mode == 'fair' then
+            return fair(key, fair_queue, fair_timeouts)
         end
         if redis.call('HLEN', key) == 1 then
             local fields = redis.call('HGETALL', key)
@@ -104,7 +137,7 @@ local function inspect_name(key, queue, timeouts, token, deadlines, readers)
 end
 
 local objects = {}
-for i = 1, #KEYS, 6 do
-    table.insert(objects, inspect_name(KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3], KEYS[i + 4], KEYS[i + 5]))
+for i = 1, #KEYS, 8 do
+    table.insert(objects, inspect_name(unpack(KEYS, i, i + 7)))
 end
 return objects

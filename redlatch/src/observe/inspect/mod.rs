@@ -46,6 +46,16 @@ pub enum ObjectState {
         /// The readers; one of them may be the writer.
         readers: Vec<Holder>,
     },
+    /// A fair read-write lock, held or with waiters.
+    #[non_exhaustive]
+    FairReadWriteLock {
+        /// The writer, if there is one.
+        writer: Option<Holder>,
+        /// The readers; one of them may be the writer.
+        readers: Vec<Holder>,
+        /// The waiters for both sides, in order.
+        queue: Vec<Waiter>,
+    },
     /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be
     /// distinguished.
     #[non_exhaustive]
@@ -68,12 +78,14 @@ pub enum ObjectState {
     },
 }
 
-/// A waiter of a fair lock.
+/// A waiter of a fair lock, or of another fair object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
     /// The owner that waits.
     pub owner: OwnerId,
+    /// Whether it waits for the write side of a read-write lock.
+    pub writes: bool,
     /// Time until it loses its position in the queue.
     pub remaining: Expiry,
     /// What its client has registered about it, if it has: see
@@ -156,6 +168,8 @@ pub enum ObjectKind {
     FencedLock,
     /// A read-write lock.
     ReadWriteLock,
+    /// A fair read-write lock.
+    FairReadWriteLock,
     /// A semaphore or a count-down latch.
     Counter,
     /// An expirable semaphore.
@@ -171,6 +185,7 @@ impl ObjectState {
             ObjectState::Lock { token: Some(_), .. } => ObjectKind::FencedLock,
             ObjectState::Lock { .. } => ObjectKind::Lock,
             ObjectState::ReadWriteLock { .. } => ObjectKind::ReadWriteLock,
+            ObjectState::FairReadWriteLock { .. } => ObjectKind::FairReadWriteLock,
             ObjectState::Counter { .. } => ObjectKind::Counter,
             ObjectState::ExpirableSemaphore { .. } => ObjectKind::ExpirableSemaphore,
         }
@@ -185,6 +200,11 @@ impl ObjectState {
             ObjectState::ReadWriteLock { writer, readers } => {
                 (writer.as_mut(), &mut readers[..], &mut [][..])
             }
+            ObjectState::FairReadWriteLock {
+                writer,
+                readers,
+                queue,
+            } => (writer.as_mut(), &mut readers[..], &mut queue[..]),
             ObjectState::Counter { .. } | ObjectState::ExpirableSemaphore { .. } => {
                 (None, &mut [][..], &mut [][..])
             }
@@ -200,19 +220,36 @@ impl ObjectState {
             sought(Role::Holds, writes, &it.owner, &mut it.registered)
         };
         let waiter =
-            move |it: &'a mut Waiter| sought(Role::Waits, false, &it.owner, &mut it.registered);
+            move |it: &'a mut Waiter| sought(Role::Waits, it.writes, &it.owner, &mut it.registered);
         let writer = writer.into_iter().map(move |it| holder(true, it));
         let holders = holders.iter_mut().map(move |it| holder(false, it));
         writer.chain(holders).chain(queue.iter_mut().map(waiter))
+    }
+
+    /// Returns the waiters in order, if it is a fair lock or another fair object.
+    pub fn queue(&self) -> &[Waiter] {
+        match self {
+            ObjectState::Lock { queue, .. } | ObjectState::FairReadWriteLock { queue, .. } => queue,
+            _ => &[],
+        }
+    }
+
+    /// The same.
+    pub(crate) fn into_queue(self) -> Vec<Waiter> {
+        match self {
+            ObjectState::Lock { queue, .. } | ObjectState::FairReadWriteLock { queue, .. } => queue,
+            _ => Vec::new(),
+        }
     }
 
     /// Returns all holders of a lock: writer and readers, or the single holder.
     pub fn holders(&self) -> Vec<&Holder> {
         match self {
             ObjectState::Lock { holder, .. } => holder.iter().collect(),
-            ObjectState::ReadWriteLock { writer, readers } => {
-                writer.iter().chain(readers).collect()
-            }
+            ObjectState::ReadWriteLock { writer, readers }
+            | ObjectState::FairReadWriteLock {
+                writer, readers, ..
+            } => writer.iter().chain(readers).collect(),
             ObjectState::Counter { .. } | ObjectState::ExpirableSemaphore { .. } => Vec::new(),
         }
     }
@@ -225,6 +262,7 @@ impl std::fmt::Display for ObjectKind {
             ObjectKind::FairLock => "fair lock",
             ObjectKind::FencedLock => "fenced lock",
             ObjectKind::ReadWriteLock => "read-write lock",
+            ObjectKind::FairReadWriteLock => "fair read-write lock",
             ObjectKind::Counter => "semaphore or latch",
             ObjectKind::ExpirableSemaphore => "expirable semaphore",
         })

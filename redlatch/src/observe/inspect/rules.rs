@@ -8,10 +8,11 @@ use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Expiry;
 use crate::locks::Holder;
+use crate::locks::fair_shared::{self, holders};
 use crate::locks::fenced::token;
 use crate::locks::permits::{HeldPermit, PermitId};
 use crate::locks::read_write;
-use crate::name::{CandidateKeys, ReadWriteKeys};
+use crate::name::{CandidateKeys, ReadWriteKeys, is_writer_field, owner_of};
 use crate::step::{ScriptReply, Step, args, script, unexpected_reply};
 
 /// Timestamps from this one on, in milliseconds, mean that an entry never expires.
@@ -74,6 +75,16 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
             }
         }));
     }
+    if let Ok(Some(found)) = keyspace.find::<BTreeMap<String, String>>(key) {
+        let fields = found.value.clone();
+        let now = keyspace.now_ms();
+        let held = holders::read(&fields, now).ok_or("a hash of another kind")?;
+        let holds = held
+            .into_iter()
+            .map(|it| (it.field, it.count, it.ends - now));
+        let queue = unexpired_waiters(keyspace, &name.fair_queue, &name.fair_timeouts);
+        return Ok(fair_state(holds, queue));
+    }
     let holds = match keyspace.find::<Holds>(key) {
         Err(_) => return Err("another type"),
         Ok(None) => None,
@@ -102,11 +113,17 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
                 let (owner, count) = holds.counts.first_key_value()?;
                 Some(Holder::new(owner.as_str().into(), *count, remaining))
             });
-            let queue = unexpired_waiters(keyspace, name);
+            let is_free = holder.is_none();
+            let queue = unexpired_waiters(keyspace, &name.queue, &name.timeouts);
             let token = match keyspace.find::<i64>(&name.token) {
                 Ok(Some(token)) => u64::try_from(*token.value).ok(),
                 _ => None,
             };
+            let is_of_lock = [&name.queue, &name.token].map(|key| keyspace.exists(key));
+            if is_free && is_of_lock == [false; 2] {
+                let queue = unexpired_waiters(keyspace, &name.fair_queue, &name.fair_timeouts);
+                return Ok(fair_state([].into_iter(), queue));
+            }
             Ok(lock_state(holder, queue, token))
         }
     }
@@ -126,21 +143,49 @@ fn lock_state(
     })
 }
 
-fn unexpired_waiters(keyspace: &mut Keyspace, name: &CandidateKeys) -> Vec<Waiter> {
-    let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts)
+/// Returns the state of a fair object that several owners may hold, if any of it exists. `holds`: fields, hold counts and remaining
+/// milliseconds.
+fn fair_state(
+    holds: impl Iterator<Item = (String, u32, i64)>,
+    queue: Vec<Waiter>,
+) -> Option<ObjectState> {
+    let (mut writer, mut readers) = (None, Vec::new());
+    for (field, count, left) in holds {
+        let holder = fair_shared::rules::holder(&field, count, left);
+        match is_writer_field(&field) {
+            true => writer = Some(holder),
+            false => readers.push(holder),
+        }
+    }
+    let exists = writer.is_some() || !readers.is_empty() || !queue.is_empty();
+    exists.then_some(ObjectState::FairReadWriteLock {
+        writer,
+        readers,
+        queue,
+    })
+}
+
+/// Returns what a field of a queue says about a waiter.
+fn waiter(field: &str, remaining: Expiry) -> Waiter {
+    Waiter {
+        owner: owner_of(field).into(),
+        writes: is_writer_field(field),
+        remaining,
+        registered: None,
+    }
+}
+
+fn unexpired_waiters(keyspace: &mut Keyspace, queue: &str, timeouts: &str) -> Vec<Waiter> {
+    let timeouts: BTreeMap<_, _> = remaining_times(keyspace, timeouts)
         .into_iter()
         .flatten()
         .collect();
-    let Ok(Some(queue)) = keyspace.find::<VecDeque<String>>(&name.queue) else {
+    let Ok(Some(queue)) = keyspace.find::<VecDeque<String>>(queue) else {
         return Vec::new();
     };
     let waiting = |owner: &String| match timeouts.get(owner)? {
         Expiry::In(Duration::ZERO) => None,
-        left => Some(Waiter {
-            owner: owner.as_str().into(),
-            remaining: *left,
-            registered: None,
-        }),
+        left => Some(waiter(owner, *left)),
     };
     queue.value.iter().filter_map(waiting).collect()
 }
@@ -172,14 +217,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
             let owner = parts.next_text()?;
             let (holds, remaining) = (parts.number()?, parts.time()?);
             let token = parts.next_text()?;
-            let mut queue = Vec::new();
-            while let Some(owner) = parts.next_text()? {
-                queue.push(Waiter {
-                    owner: owner.into(),
-                    remaining: parts.time()?,
-                    registered: None,
-                });
-            }
+            let queue = parts.waiters()?;
             let holder = owner.map(|owner| Holder::new(owner.into(), holds, remaining));
             let token = token.and_then(|token| token::parse_number(&token));
             let token = token.and_then(|token| u64::try_from(token).ok());
@@ -196,6 +234,14 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
                 }
             }
             ObjectState::ReadWriteLock { writer, readers }
+        }
+        "fair" => {
+            let mut holds = Vec::new();
+            for _ in 0..parts.number::<u32>()? {
+                let (field, count) = (parts.text()?, parts.number()?);
+                holds.push((field, count, parts.integer()?));
+            }
+            return Ok(Ok(fair_state(holds.into_iter(), parts.waiters()?)));
         }
         "number" => ObjectState::Counter {
             value: parts.number()?,
@@ -263,10 +309,22 @@ impl Parts {
         text.parse().map_err(|_| unexpected_reply(&text))
     }
 
+    fn integer(&mut self) -> Result<i64> {
+        self.0.next().unwrap_or(ScriptReply::Nil).integer()
+    }
+
     /// Parses milliseconds.
     fn time(&mut self) -> Result<Expiry> {
-        let millis = self.0.next().unwrap_or(ScriptReply::Nil).integer()?;
-        Ok(Expiry::from_millis(millis))
+        self.integer().map(Expiry::from_millis)
+    }
+
+    /// Parses the waiters of a queue, which come last.
+    fn waiters(&mut self) -> Result<Vec<Waiter>> {
+        let mut queue = Vec::new();
+        while let Some(field) = self.next_text()? {
+            queue.push(waiter(&field, self.time()?));
+        }
+        Ok(queue)
     }
 }
 

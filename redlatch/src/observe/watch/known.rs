@@ -57,6 +57,16 @@ impl Known {
                 writer.into_iter().for_each(|it| hold(HeldBy::Writer, it));
                 readers.into_iter().for_each(|it| hold(HeldBy::Reader, it));
             }
+            Some(ObjectState::FairReadWriteLock {
+                writer,
+                readers,
+                queue,
+            }) => {
+                writer.into_iter().for_each(|it| hold(HeldBy::Writer, it));
+                readers.into_iter().for_each(|it| hold(HeldBy::Reader, it));
+                let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
+                known.waiters = waiters.collect();
+            }
             Some(ObjectState::Counter { value, remaining }) => {
                 known.value = Some((value, end(remaining)));
             }
@@ -96,7 +106,11 @@ impl Known {
             changes.push((before_kind, ended(held_by.clone())));
         }
         for (waiter, _) in missing(&self.waiters, &now.waiters) {
-            if !now.holds.contains_key(&HeldBy::Owner(waiter.clone())) {
+            let forms = [HeldBy::Owner, HeldBy::Reader, HeldBy::Writer];
+            if !forms
+                .map(|held_by| now.holds.contains_key(&held_by(waiter.clone())))
+                .contains(&true)
+            {
                 changes.push((before_kind, Change::GaveUp(waiter.clone())));
             }
         }

@@ -17,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::locks::{Acquire, AcquireOnce, Busy, Guard, HasLease, HasOwner, Options, TryAcquire};
 use crate::metrics::{Kind, KindMetrics};
-use crate::name::KeyLayout;
 use crate::owner::Owner;
 use crate::session::AllOrNone;
 use crate::several::{
@@ -216,7 +215,7 @@ fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = validated(members)?;
     all.sort_by_cached_key(|member| {
         let object = member.object();
-        let later = object.layout() != KeyLayout::Write;
+        let later = !object.layout().writes();
         let address = member.session().store.address();
         (member.order(), object.identity().to_owned(), later, address)
     });

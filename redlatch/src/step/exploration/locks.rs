@@ -115,8 +115,8 @@ pub(crate) struct Granted<'a> {
     pub(crate) party: &'a Party,
     /// Whether the step acquired a lock that the party did not hold before.
     pub(crate) acquired: bool,
-    /// The field of another party to which the step granted the lock.
-    pub(crate) granted: Option<&'a str>,
+    /// The fields of other parties to which the step granted the lock, in order.
+    pub(crate) granted: &'a [&'a str],
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
 }
@@ -325,29 +325,37 @@ impl Locks {
 }
 
 impl Locks {
-    /// Returns the party to which the step granted the lock, as its message tells the party. From
-    /// now on it relies on the hold.
-    fn granted(&mut self, world: &mut World) -> Verdict<Option<usize>> {
-        let setting = self.setting.clone();
+    /// Returns the parties to which the step granted the lock, as its messages tell them. From now
+    /// on they rely on their holds.
+    fn granted(&mut self, world: &mut World) -> Verdict<Vec<usize>> {
         let published = world.keyspace.take_published();
-        let Some(message) = published.iter().find(|message| message.payload > 0) else {
-            return Ok(None);
-        };
-        let is_receiver = |party: &Party| party.channel() == Some(&*message.channel);
+        let mut granted = Vec::new();
+        for message in published.iter().filter(|message| message.payload > 0) {
+            granted.extend(self.receiver(&message.channel, world)?);
+        }
+        Ok(granted)
+    }
+
+    /// Returns the party that receives a grant on this channel.
+    fn receiver(&mut self, channel: &str, world: &mut World) -> Verdict<Option<usize>> {
+        let setting = self.setting.clone();
+        let is_receiver = |party: &Party| party.channel() == Some(channel);
         let granted = setting.parties.iter().position(is_receiver);
         let granted = granted.filter(|_| setting.accepts_grants);
         let Some(granted) = granted else {
             return Ok(None);
         };
-        let mut others = self.known_holds.iter();
-        let holder = others.position(|known_hold| known_hold.holds(world.now));
+        let mut others = setting.parties.iter().zip(&self.known_holds);
+        let holder = others.position(|(other, known_hold)| {
+            setting.parties[granted].excludes(other) && known_hold.holds(world.now)
+        });
         ensure(holder.is_none(), || {
             format!("granted to party {granted} while party {holder:?} holds it")
         })?;
         ensure(self.known_holds[granted].announced.is_some(), || {
             format!("granted to party {granted}, which has announced nothing")
         })?;
-        world.keyspace.set_subscriber_count(&message.channel, 0);
+        world.keyspace.set_subscriber_count(channel, 0);
         let known_hold = &mut self.known_holds[granted];
         *known_hold = KnownHold {
             count: 1,
@@ -461,7 +469,7 @@ impl Model for Locks {
         };
         let owner = setting.parties[party].owner;
         for (i, other) in setting.parties.iter().enumerate() {
-            let is_unchanged = holders[i] == after[i] || granted_to == Some(i);
+            let is_unchanged = holders[i] == after[i] || granted_to.contains(&i);
             ensure(
                 is_unchanged || (other.owner == owner && !is_refused),
                 || {
@@ -472,10 +480,14 @@ impl Model for Locks {
         }
         if let (Some(granted), Some(before)) = (setting.granted, before) {
             let acquired = holders[party].is_none() && after[party].is_some();
+            let fields = granted_to
+                .iter()
+                .map(|&to| &*setting.parties[to].hold.field);
+            let fields: Vec<_> = fields.collect();
             granted(&Granted {
                 party: &setting.parties[party],
                 acquired,
-                granted: granted_to.map(|granted| &*setting.parties[granted].hold.field),
+                granted: &fields,
                 before: &before,
                 after: &world.state(),
             })?;

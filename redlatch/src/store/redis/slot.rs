@@ -76,6 +76,16 @@ mod tests {
                 all.extend([keys.reader_timeouts_prefix("c:1") + ":1", keys.writers]);
             }
             KeyLayout::Permits => all.push(PermitKeys::new(prefix, name).deadlines),
+            KeyLayout::FairRead | KeyLayout::FairWrite | KeyLayout::FairSemaphore => {
+                let keys = FairKeys::shared(ObjectKeys::new(layout, prefix, name).into());
+                all.push(keys.waiter_channel("c:1"));
+                all.extend([
+                    keys.queue,
+                    keys.timeouts,
+                    keys.absent_waiters,
+                    keys.announcements,
+                ]);
+            }
             KeyLayout::Lock
             | KeyLayout::Spin
             | KeyLayout::Group
@@ -108,6 +118,9 @@ mod tests {
                 KeyLayout::Semaphore,
                 KeyLayout::Permits,
                 KeyLayout::Latch,
+                KeyLayout::FairRead,
+                KeyLayout::FairWrite,
+                KeyLayout::FairSemaphore,
             ] {
                 let valid = ObjectKeys::new(layout, &prefix, &name).check().is_ok();
                 prop_assert_eq!(valid, !spans_slots(&key));

@@ -85,6 +85,7 @@ kinds! {
     fair: |client, name| client.fair_lock(name),
     group: |client, name| client.group_lock(name, "value"),
     write: |client, name| client.read_write_lock(name).write(),
+    fair_write: |client, name| client.fair_read_write_lock(name).write(),
 }
 
 /// Adds a waiter to the queue. When this returns, its first attempt was refused and it keeps

@@ -5,6 +5,7 @@ mod conformance;
 mod count_down_latch;
 mod expirable_semaphore;
 mod fair_lock;
+mod fair_read_write_lock;
 mod fenced_lock;
 mod group_lock;
 mod lock_kinds;

@@ -117,6 +117,16 @@ async fn everything(client: &Client, other: &Client) {
     free(read).await;
     lock.write().force_unlock().await.unwrap();
 
+    let lock = client.fair_read_write_lock(&name("fair-read-write"));
+    let read = held(&lock.read()).await;
+    let theirs = other.fair_read_write_lock(lock.name());
+    let waiting = tokio::spawn(async move { theirs.write().lock().await?.unlock().await });
+    let queued = async || lock.queue().await.unwrap().len() == 1;
+    until("a writer waits", queued).await;
+    free(read).await;
+    joined("its turn", waiting).await;
+    assert!(!lock.write().force_unlock().await.unwrap());
+
     let once = client.once(&name("once"), "a slot");
     assert!(once.run(async {}).await.unwrap().is_ok());
     let semaphore = client.semaphore(&name("semaphore"));

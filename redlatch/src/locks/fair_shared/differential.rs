@@ -1,0 +1,318 @@
+//! Compares the Lua scripts and rules of fair objects that several owners may hold over random
+//! histories. Checks that the histories cover the cases of the queue.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::read_write::sides;
+use super::{FairShared, Part};
+use crate::hold::{AcquireParams, Hold, HoldKind as _, ReleaseParams};
+use crate::locks::Holder;
+use crate::locks::fair::FairTimes;
+use crate::metrics::KindMetrics;
+use crate::name::{CandidateKeys, is_writer_field};
+use crate::observe::inspect::{ObjectState, Waiter, inspect_names};
+use crate::owner::Owner;
+use crate::step::Outcome;
+use crate::step::differential::{
+    Differential, assert_covered, assert_equivalent_times, lease, time,
+};
+
+#[derive(Debug, Clone)]
+enum Move {
+    Acquire(AcquireMove),
+    /// An acquisition by the head of the queue, so that histories make progress.
+    AcquireAsHead(AcquireMove),
+    /// So many parties ask for the object in turn, beginning with this one, so that a queue forms.
+    Gather {
+        first: usize,
+        number: usize,
+    },
+    Release {
+        party: usize,
+        keep: u32,
+        lease: u32,
+    },
+    /// A holder releases the object.
+    ReleaseHeld {
+        place: usize,
+    },
+    /// The waiter at this place of the queue gives up.
+    GiveUp {
+        place: usize,
+    },
+    Renew {
+        party: usize,
+        lease: u32,
+    },
+    Advance {
+        time: u32,
+    },
+    Force {
+        party: usize,
+    },
+    Inspect {
+        party: usize,
+    },
+    /// Subscribes only to the channels of these parties from now on: one bit each.
+    Subscribe(u8),
+    /// Sets the object's key to a number, as another program might.
+    SetForeign,
+}
+
+#[derive(Debug, Clone)]
+struct AcquireMove {
+    party: usize,
+    count: u32,
+    lease: u32,
+    waits: bool,
+    wait_time: u32,
+    /// Whether the owner accepts a grant.
+    announces: bool,
+}
+
+const PARTIES: usize = 6;
+
+fn moves() -> impl Strategy<Value = Move> {
+    let (party, lease) = (0..PARTIES, 1..4u32);
+    let count = prop_oneof![6 => Just(1u32), 1 => 2..4u32];
+    let waits = prop_oneof![4 => Just(true), 1 => Just(false)];
+    // Odd, as in the test of the fair lock.
+    let wait_time = prop_oneof![Just(1u32), Just(3u32)];
+    let args = (
+        party.clone(),
+        count,
+        lease.clone(),
+        waits,
+        wait_time,
+        any::<bool>(),
+    );
+    let args = args.prop_map(
+        |(party, count, lease, waits, wait_time, announces)| AcquireMove {
+            party,
+            count,
+            lease,
+            waits,
+            wait_time,
+            announces,
+        },
+    );
+    prop_oneof![
+        30 => args.clone().prop_map(Move::Acquire),
+        12 => args.prop_map(Move::AcquireAsHead),
+        8 => (party.clone(), 2..PARTIES).prop_map(|(first, number)| Move::Gather { first, number }),
+        8 => (party.clone(), 0..3u32, 0..4u32)
+            .prop_map(|(party, keep, lease)| Move::Release { party, keep, lease }),
+        16 => (0..3usize).prop_map(|place| Move::ReleaseHeld { place }),
+        6 => (0..3usize).prop_map(|place| Move::GiveUp { place }),
+        4 => (party.clone(), lease).prop_map(|(party, lease)| Move::Renew { party, lease: lease - 1 }),
+        6 => (1..6u32).prop_map(|time| Move::Advance { time }),
+        2 => party.clone().prop_map(|party| Move::Force { party }),
+        2 => party.prop_map(|party| Move::Inspect { party }),
+        4 => (0..1u8 << PARTIES).prop_map(Move::Subscribe),
+        1 => Just(Move::SetForeign),
+    ]
+}
+
+/// Returns the hold of a kind, with these settings.
+fn hold_of<P: Part>(owner: usize, kind: FairShared<P>, wait_time: u32) -> Hold
+where
+    FairShared<P>: crate::hold::HoldKind,
+{
+    let times = FairTimes {
+        wait_time: time(wait_time),
+        // A little shorter than the shortest wait time, so that the two never end together.
+        grace_period: lease(1).duration(),
+    };
+    let kind = FairShared { times, ..kind };
+    let field = kind.object().field(format!("client:{owner}"));
+    Hold::new(Owner::new(), field, Arc::new(kind), KindMetrics::default())
+}
+
+/// Returns the hold of a party: the last two are writers, one of which may also read.
+fn hold(party: usize, wait_time: u32) -> Hold {
+    let (read, write) = sides("", "name");
+    match party {
+        4.. => hold_of(party - 1, write, wait_time),
+        _ => hold_of(party, read, wait_time),
+    }
+}
+
+/// Returns the holders, and the waiters in the queue.
+async fn state(harness: &mut Differential) -> (Vec<String>, Vec<Waiter>) {
+    let names = &[CandidateKeys::new("name".into())];
+    let states = harness.step(&inspect_names(names)).await;
+    let Some(Ok(Some(state))) = states.unwrap_or_default().pop() else {
+        return Default::default();
+    };
+    let ObjectState::FairReadWriteLock {
+        writer, readers, ..
+    } = &state
+    else {
+        return Default::default();
+    };
+    let writer = writer.iter().map(|it| format!("{}:write", it.owner));
+    let readers = readers.iter().map(|it: &Holder| it.owner.to_string());
+    (writer.chain(readers).collect(), state.into_queue())
+}
+
+async fn acquire(harness: &mut Differential, args: &AcquireMove, party: usize) -> Option<Outcome> {
+    let hold = hold(party, args.wait_time);
+    let params = AcquireParams {
+        hold: &hold,
+        count: args.count,
+        lease: lease(args.lease),
+        waits: args.waits,
+        // More than a Lua number has digits for.
+        request_number: i64::from(args.announces) * (i64::MAX - i64::from(party as u8)),
+    };
+    harness.step(&hold.kind.acquire(params)).await.ok()
+}
+
+#[test]
+fn lua_and_rules_agree() {
+    let covered = RefCell::new(BTreeMap::<&str, u32>::new());
+    let record = |case: &'static str| *covered.borrow_mut().entry(case).or_default() += 1;
+    let has_subscribed = RefCell::new(false);
+    let subscribe = async |harness: &mut Differential, parties: u8| {
+        let channels = (0..PARTIES).filter(|party| parties & (1 << party) != 0);
+        let channel = |party| hold(party, 1).waiter_channel.unwrap().into_string();
+        harness.subscribe_only(channels.map(channel)).await;
+    };
+    assert_equivalent_times(2, moves(), async |harness, next_move| {
+        if !has_subscribed.replace(true) {
+            subscribe(harness, u8::MAX).await;
+        }
+        let (held, queue) = state(harness).await;
+        let position = |party: usize| {
+            let field = hold(party, 1).field;
+            let is_party = |it: &Waiter| match it.writes {
+                true => is_writer_field(&field) && field.starts_with(it.owner.as_str()),
+                false => it.owner == *field,
+            };
+            queue.iter().position(is_party)
+        };
+        let at = |place: usize| (0..PARTIES).find(|&party| position(party) == Some(place));
+        let release = async |harness: &mut Differential, party, keep, n| {
+            let hold = hold(party, 1);
+            let lease = (n > 0).then(|| lease(n));
+            let params = ReleaseParams {
+                hold: &hold,
+                keep,
+                lease,
+            };
+            harness.step(&hold.kind.release(params)).await
+        };
+        match next_move {
+            Move::Acquire(args) => {
+                let before = position(args.party);
+                match (acquire(harness, args, args.party).await, before) {
+                    (Some(Outcome::Wait(_)), Some(0)) => record("the head retried"),
+                    (Some(Outcome::Wait(_)), Some(_)) => record("another waiter retried"),
+                    (Some(Outcome::Wait(_)), None) if queue.len() > 1 => {
+                        record("an owner joined a queue")
+                    }
+                    (Some(Outcome::Done(_)), None) if !queue.is_empty() && args.party == 3 => {
+                        record("a writer also reads")
+                    }
+                    (Some(Outcome::Done(_)), None) if held.len() > 1 => record("several held it"),
+                    _ => {}
+                }
+            }
+            Move::AcquireAsHead(args) => {
+                if let Some(head) = at(0)
+                    && let Some(Outcome::Done(_)) = acquire(harness, args, head).await
+                    && queue.len() > 1
+                {
+                    record("the head acquired it before other waiters");
+                    if state(harness).await.1.len() < queue.len() - 1 {
+                        record("an acquisition granted it to the next");
+                    }
+                }
+            }
+            Move::Gather { first, number } => {
+                let args = AcquireMove {
+                    party: 0,
+                    count: 1,
+                    lease: 2,
+                    waits: true,
+                    wait_time: 3,
+                    announces: first % 3 != 0,
+                };
+                for next in 0..*number {
+                    acquire(harness, &args, (first + next) % PARTIES).await;
+                }
+            }
+            Move::Release { party, keep, lease } => {
+                let _ = release(harness, *party, *keep, *lease).await;
+            }
+            Move::ReleaseHeld { place } => {
+                let holder = held.get(*place);
+                let is_holder =
+                    |party: &usize| Some(&*hold(*party, 1).field) == holder.map(|it| &**it);
+                if let Some(holder) = (0..PARTIES).find(is_holder) {
+                    let _ = release(harness, holder, 0, 0).await;
+                    match queue.len() - state(harness).await.1.len() {
+                        0 => {}
+                        1 => record("a release granted it"),
+                        _ => record("a release granted it to several"),
+                    }
+                }
+            }
+            Move::GiveUp { place } => {
+                if let Some(waiter) = at(*place) {
+                    let _ = release(harness, waiter, 0, 0).await;
+                    let left = queue.len() - state(harness).await.1.len();
+                    match (place, left) {
+                        (0, 2..) => record("the head gave up, and others were granted it"),
+                        (1.., 1) => record("a waiter behind the head gave up"),
+                        _ => {}
+                    }
+                }
+            }
+            Move::Renew { party, lease } => {
+                let renewed = harness.renew(&hold(*party, 1), *lease).await;
+                record(["a hold had ended", "a hold was renewed"][usize::from(renewed)]);
+            }
+            Move::Advance { time: n } => {
+                harness.advance(time(*n)).await;
+                let (still_held, left) = state(harness).await;
+                if left.len() < queue.len() {
+                    record("waiters timed out");
+                }
+                if still_held.len() < held.len() {
+                    record("holds ended");
+                }
+            }
+            Move::Force { party } => {
+                let _ = harness.step(&hold(*party, 1).kind.force()).await;
+            }
+            Move::Inspect { party } => {
+                let _ = harness.step(&hold(*party, 1).kind.inspect()).await;
+            }
+            Move::Subscribe(parties) => subscribe(harness, *parties).await,
+            Move::SetForeign => harness.set_foreign("name", 5).await,
+        }
+    });
+    let cases = [
+        "the head retried",
+        "another waiter retried",
+        "an owner joined a queue",
+        "a writer also reads",
+        "several held it",
+        "the head acquired it before other waiters",
+        "an acquisition granted it to the next",
+        "a release granted it",
+        "a release granted it to several",
+        "the head gave up, and others were granted it",
+        "a waiter behind the head gave up",
+        "a hold had ended",
+        "a hold was renewed",
+        "waiters timed out",
+        "holds ended",
+    ];
+    assert_covered(&covered.into_inner(), &cases);
+}

@@ -1,0 +1,34 @@
+-- Sets an owner's hold count to the number of holds to keep. 0 releases the hold, removes the owner from the queue if it is still
+-- there from waiting, and serves the queue.
+--
+-- KEYS     see holders.lua
+-- ARGV[1]  field
+-- ARGV[2]  channel
+-- ARGV[3]  hold count to keep
+-- ARGV[4]  lease in ms; 0: do not change the end of the hold
+-- ARGV[5]  grace period in ms
+-- ARGV[6]  number of all permits
+-- Returns  1: done; 0: this owner does not hold the object
+local field, keep = ARGV[1], ARGV[3]
+local refused = load_holders(ARGV[6])
+local head = redis.call('LINDEX', KEYS[2], 0)
+local left = head and left_for(head) or 0
+if keep == '0' then
+    -- Also if another program has overwritten the object's key.
+    leave(field)
+end
+if refused then
+    return refused
+end
+local is_held = ends[field] and 1 or 0
+if keep ~= '0' then
+    if is_held == 1 then
+        set_hold(field, keep, tonumber(ARGV[4]))
+    end
+    return is_held
+end
+if is_held == 1 then
+    remove_hold(field)
+end
+wake_after_release(ARGV[2], left, tonumber(ARGV[5]))
+return is_held

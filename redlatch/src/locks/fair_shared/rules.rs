@@ -1,0 +1,192 @@
+//! The steps on fair objects that several owners may hold, in Rust. Each has a Lua script that does
+//! the same.
+//!
+//! State: a hash of the [holders](super::holders), and the queue of a [fair lock](crate::FairLock)
+//! under keys of its own.
+//!
+//! * Each step but a renewal first removes the holds that have ended.
+//! * Acquire: an owner that holds the object re-enters it, and a writer may also read, regardless of
+//!   the queue. Otherwise as a fair lock: the owner holds the object if it is free for the owner, and
+//!   the queue is empty or the owner its head. The next heads are then served, too.
+//! * Serve: grant the object to each head for which it is free, and wake the first one that accepts no
+//!   grant. So consecutive readers read together, and a waiter that wants more permits than are free
+//!   is not overtaken by one that wants fewer.
+//! * Release, giving up, force: remove the hold, or the owner from the queue, and serve the queue.
+//! * Renew: a hold that has ended is not renewed, even if no step has removed it yet.
+
+use crate::error::{Error, Result};
+use crate::hold::{Hold, ReleaseParams};
+use crate::keyspace::Keyspace;
+use crate::lease::{Expiry, Lease};
+use crate::locks::Holder;
+use crate::locks::fair::{FairQueue, Turn, all_keys};
+use crate::locks::reentrant::rules::parse_outcome;
+use crate::name::{FairKeys, is_writer_field, owner_of, permits_of, writer_field};
+use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
+
+use super::holders::{self, Held};
+
+/// Returns a script that begins with the queue and the holders.
+macro_rules! on_holders {
+    ($($file:literal),+) => {
+        script!("../expire.lua", "../fair/queue.lua", $($file),+)
+    };
+}
+
+/// Acquires the object for an owner whose turn it is, or returns when to retry. If the request waits,
+/// the owner joins the queue.
+pub(super) fn acquire<'a>(keys: &'a FairKeys, turn: Turn<'a>, total: u32) -> Step<'a, Outcome> {
+    let mut args = turn.args();
+    args.push(Arg::from(total));
+    Step::new(
+        on_holders!("../fair/turn.lua", "holders.lua", "acquire.lua"),
+        all_keys(keys),
+        args,
+        |reply| match reply {
+            ScriptReply::Integer(-3) => Err(write_while_reading(keys)),
+            reply => parse_outcome(&keys.object, reply),
+        },
+        move |keyspace| {
+            let (field, count) = (&*turn.params.hold.field, turn.params.count);
+            let held = holders::load(keyspace, &keys.object)?;
+            let is_held = |field: &str| held.iter().any(|it| it.field == field);
+            if !is_held(field) {
+                if count > 1 {
+                    // The hold to re-enter has been lost.
+                    return Ok(Outcome::Wait(Expiry::from_millis(0)));
+                }
+                if is_writer_field(field) && is_held(owner_of(field)) {
+                    return Err(write_while_reading(keys));
+                }
+                if !is_held(&writer_field(field)) {
+                    let left = FairQueue::shared(keyspace, keys, total).acquire_in_turn(turn)?;
+                    let wait = left.map(|left| Outcome::Wait(Expiry::from_millis(left)));
+                    return Ok(wait.unwrap_or(Outcome::ACQUIRED));
+                }
+            }
+            let lease = Some(turn.params.lease);
+            holders::set(keyspace, &keys.object, field, count, lease)?;
+            Ok(Outcome::ACQUIRED)
+        },
+    )
+}
+
+fn write_while_reading(keys: &FairKeys) -> Error {
+    Error::WriteWhileReading {
+        name: keys.object.name().to_owned(),
+    }
+}
+
+/// Sets an owner's hold count to the number of holds to keep. 0 releases the hold, removes the owner
+/// from the queue, and serves it. Replies whether the owner held the object.
+pub(super) fn release<'a>(
+    keys: &'a FairKeys,
+    params: ReleaseParams<'a>,
+    grace: Lease,
+    total: u32,
+) -> Step<'a, bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let (field, object) = (&*hold.field, &*keys.object);
+    Step::new(
+        on_holders!("holders.lua", "release.lua"),
+        all_keys(keys),
+        args![field, object.channel(), keep, lease, grace, total],
+        ScriptReply::flag,
+        move |keyspace| {
+            let held = holders::load(keyspace, object);
+            let mut queue = FairQueue::shared(keyspace, keys, total);
+            let left = queue.left_for_head().unwrap_or(0);
+            if keep == 0 {
+                // Also if another program has overwritten the object's key.
+                queue.leave(field)?;
+            }
+            let is_held = held?.iter().any(|it| it.field == field);
+            if keep > 0 {
+                if is_held {
+                    holders::set(keyspace, object, field, keep, lease)?;
+                }
+                return Ok(is_held);
+            }
+            holders::remove(queue.keyspace(), object, field)?;
+            queue.wake_after_release(left, grace)?;
+            Ok(is_held)
+        },
+    )
+}
+
+/// Ends all holds of one side, and serves the queue. Replies whether there were any.
+pub(super) fn force(keys: &FairKeys, writes: bool, grace: Lease, total: u32) -> Step<'_, bool> {
+    let object = &*keys.object;
+    Step::new(
+        on_holders!("holders.lua", "force.lua"),
+        all_keys(keys),
+        args![object.channel(), writes, grace, total],
+        ScriptReply::flag,
+        move |keyspace| {
+            let mut held = holders::load(keyspace, object)?;
+            held.retain(|it| is_writer_field(&it.field) == writes);
+            let mut queue = FairQueue::shared(keyspace, keys, total);
+            let left = queue.left_for_head()?;
+            for it in &held {
+                holders::remove(queue.keyspace(), object, &it.field)?;
+            }
+            if !held.is_empty() {
+                queue.wake_after_release(left, grace)?;
+            }
+            Ok(!held.is_empty())
+        },
+    )
+}
+
+/// Returns the holders of one side.
+pub(super) fn inspect(keys: &FairKeys, writes: bool) -> Step<'_, Vec<Holder>> {
+    Step::new(
+        on_holders!("holders.lua", "inspect.lua"),
+        all_keys(keys),
+        args![],
+        move |reply| {
+            let mut holders = Vec::new();
+            for one in reply.list()? {
+                let [field, count, left] = one.array()?;
+                let (field, count) = (field.text()?, count.text()?.parse().unwrap_or(u32::MAX));
+                if is_writer_field(&field) == writes {
+                    holders.push(holder(&field, count, left.integer()?));
+                }
+            }
+            Ok(holders)
+        },
+        move |keyspace| {
+            let now = keyspace.now_ms();
+            let held = holders::load(keyspace, &keys.object)?.into_iter();
+            let held = held.filter(|it| is_writer_field(&it.field) == writes);
+            let holder = |Held { field, count, ends }| holder(&field, count, ends - now);
+            Ok(held.map(holder).collect())
+        },
+    )
+}
+
+/// Returns a holder: the hold count of permits is their number.
+pub(crate) fn holder(field: &str, count: u32, left: i64) -> Holder {
+    let holds = count.saturating_mul(permits_of(field));
+    Holder::new(owner_of(field).into(), holds, Expiry::from_millis(left))
+}
+
+/// Renews many holds.
+pub(super) fn renew_script() -> &'static Script {
+    script!("renew.lua")
+}
+
+/// Renews one hold, as the script does.
+pub(super) fn renew(
+    keyspace: &mut Keyspace,
+    keys: &FairKeys,
+    hold: &Hold,
+    lease: Option<Lease>,
+) -> Result<bool> {
+    let held = holders::current(keyspace, &keys.object)?;
+    let held = held.into_iter().find(|it| *it.field == *hold.field);
+    if let Some(held) = &held {
+        holders::set(keyspace, &keys.object, &hold.field, held.count, lease)?;
+    }
+    Ok(held.is_some())
+}
