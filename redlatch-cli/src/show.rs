@@ -171,13 +171,22 @@ impl Object {
             object.remaining_ms = millis(holder.remaining);
             object.registered = holder.registered.as_ref().map(Registered::new);
         }
-        let is_lock = matches!(state, ObjectState::Lock { .. });
+        let has_sides = matches!(state, ObjectState::FairReadWriteLock { .. });
+        let holder_entry = |side| {
+            move |holder: Holder| OwnerEntry {
+                owner: holder.owner.into(),
+                side,
+                holds: Some(holder.holds),
+                remaining_ms: millis(holder.remaining),
+                registered: holder.registered.as_ref().map(Registered::new),
+            }
+        };
         let waiter_entry = |waiter: &Waiter| OwnerEntry {
             owner: waiter.owner.to_string(),
-            side: (!is_lock).then_some(if waiter.writes { "write" } else { "read" }),
+            side: has_sides.then_some(if waiter.writes { "write" } else { "read" }),
+            holds: waiter.permits,
             remaining_ms: millis(waiter.remaining),
             registered: waiter.registered.as_ref().map(Registered::new),
-            ..OwnerEntry::default()
         };
         object.queue = state.queue().iter().map(waiter_entry).collect();
         match state {
@@ -188,19 +197,13 @@ impl Object {
             | ObjectState::FairReadWriteLock {
                 writer, readers, ..
             } => {
-                let holder_entry = |side| {
-                    move |holder: Holder| OwnerEntry {
-                        owner: holder.owner.into(),
-                        side: Some(side),
-                        holds: Some(holder.holds),
-                        remaining_ms: millis(holder.remaining),
-                        registered: holder.registered.as_ref().map(Registered::new),
-                    }
-                };
-                let writer = writer.into_iter().map(holder_entry("write"));
+                let writer = writer.into_iter().map(holder_entry(Some("write")));
                 object.holders = writer
-                    .chain(readers.into_iter().map(holder_entry("read")))
+                    .chain(readers.into_iter().map(holder_entry(Some("read"))))
                     .collect();
+            }
+            ObjectState::FairSemaphore { holders, .. } => {
+                object.holders = holders.into_iter().map(holder_entry(None)).collect();
             }
             ObjectState::Counter {
                 value, remaining, ..

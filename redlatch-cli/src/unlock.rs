@@ -178,7 +178,7 @@ pub(crate) async fn force_unlock(
         Some(state) => {
             let kind = text::with_article(&state.kind().to_string());
             let why = match state {
-                ObjectState::ExpirableSemaphore { .. } => {
+                ObjectState::ExpirableSemaphore { .. } | ObjectState::FairSemaphore { .. } => {
                     "; its permits become available when their leases end"
                 }
                 _ => "",

@@ -14,7 +14,7 @@ use crate::counters::semaphore::Semaphore;
 use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease};
 use crate::locks::fair::{Fair, FairLock};
-use crate::locks::fair_shared::FairReadWriteLock;
+use crate::locks::fair_shared::{FairReadWriteLock, FairSemaphore};
 use crate::locks::fenced::{Fenced, FencedLock};
 use crate::locks::group::{Group, GroupLock, GroupValue};
 use crate::locks::permits::ExpirableSemaphore;
@@ -177,6 +177,11 @@ impl Client {
     /// Returns a handle of the [`FairReadWriteLock`] `name`.
     pub fn fair_read_write_lock(&self, name: &str) -> FairReadWriteLock {
         FairReadWriteLock::new(self.session.clone(), name)
+    }
+
+    /// Returns a handle of the [`FairSemaphore`] `name` with so many permits: 1 to 2147483647.
+    pub fn fair_semaphore(&self, name: &str, permits: u32) -> FairSemaphore {
+        FairSemaphore::new(self.session.clone(), name, permits)
     }
 
     /// Returns a handle of the [`ReadWriteLock`] `name`.

@@ -53,7 +53,9 @@ pub use lease::{Expiry, MAX_LEASE};
 #[cfg(feature = "macros")]
 pub use locked::{__private, locked};
 pub use locks::fair::FairLock;
-pub use locks::fair_shared::{FairReadLock, FairReadWriteLock, FairWriteLock};
+pub use locks::fair_shared::{
+    FairPermitGuard, FairReadLock, FairReadWriteLock, FairSemaphore, FairWriteLock,
+};
 pub use locks::fenced::{FencedLock, MAX_TOKEN};
 pub use locks::group::{GroupLock, GroupValue};
 pub use locks::permits::{ExpirableSemaphore, PermitGuard, PermitId};
@@ -80,7 +82,7 @@ pub use store::{PublicUrl, ServerReport};
 /// [`LockKind`](kind::LockKind). To name a guard, use the handle, as in `Guard<WriteLock>`.
 pub mod kind {
     pub use crate::locks::fair::{Fair, QueuedKind};
-    pub use crate::locks::fair_shared::{FairRead, FairShared, FairWrite};
+    pub use crate::locks::fair_shared::{FairPermits, FairRead, FairShared, FairWrite};
     pub use crate::locks::fenced::Fenced;
     pub use crate::locks::group::Group;
     pub use crate::locks::permits::Permits;

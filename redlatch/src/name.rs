@@ -269,9 +269,14 @@ fn split_permits(field: &str) -> Option<(&str, u32)> {
     Some((owner, permits.parse().ok()?))
 }
 
+/// Returns how many permits a field of a fair semaphore is for. `None`: it is one of another object.
+pub(crate) fn permits_in(field: &str) -> Option<u32> {
+    split_permits(field).map(|(_, permits)| permits)
+}
+
 /// Returns how many permits a field is for: one, unless it says so.
 pub(crate) fn permits_of(field: &str) -> u32 {
-    split_permits(field).map_or(1, |(_, permits)| permits)
+    permits_in(field).unwrap_or(1)
 }
 
 /// Returns the owner of a hash field.

@@ -4,8 +4,19 @@ use std::collections::BTreeSet;
 
 /// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks, a
 /// `group` has two values.
-pub const KINDS: [&str; 11] = [
-    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red", "election", "group", "fair-rw",
+pub const KINDS: [&str; 12] = [
+    "lock",
+    "fair",
+    "fenced",
+    "rw",
+    "permits",
+    "spin",
+    "multi",
+    "red",
+    "election",
+    "group",
+    "fair-rw",
+    "fair-permits",
 ];
 
 /// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.

@@ -195,8 +195,10 @@ impl Plan {
         let mut lease = millis(900 + 300 * random.below(8) as u64);
         let duration = random.between(lease, lease * 4);
         let mut names = draw_names(&mut random);
-        if seed % 4 == 2 {
-            names.insert(0, format!("{FAIR_READ_WRITE}:0"));
+        match seed % 8 {
+            2 | 6 => names.insert(0, format!("{}:0", FAIR[0])),
+            4 => names.insert(0, format!("{}:0", FAIR[1])),
+            _ => {}
         }
         let contended = ["fenced:few", "lock:few", "rw:few", "fair:few", "spin:few"];
         let contended = contended.into_iter().filter(|_| random.below(2) == 0);
@@ -382,11 +384,11 @@ fn add_password_changes(faults: &mut Vec<ScheduledFault>, interval: Duration, du
 
 /// Draws one or two names for half of the kinds. The members of a multi-lock are also acquired alone.
 /// Drawn apart, so that the other seeds have the plans that they had.
-const FAIR_READ_WRITE: &str = "fair-rw";
+const FAIR: [&str; 2] = ["fair-rw", "fair-permits"];
 
 fn draw_names(random: &mut Random) -> Vec<String> {
     let mut names = BTreeSet::new();
-    let is_drawn_here = |kind: &&str| *kind != FAIR_READ_WRITE;
+    let is_drawn_here = |kind: &&str| !FAIR.contains(kind);
     for kind in KINDS.into_iter().filter(is_drawn_here).chain(COUNTERS) {
         for number in 0..random.below(4).saturating_sub(1) {
             let name = format!("{kind}:{number}");

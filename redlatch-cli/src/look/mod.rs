@@ -184,6 +184,13 @@ impl Lock {
                     (_, None) => "read",
                 }
             }
+            ObjectState::FairSemaphore { holders, .. } => {
+                let holder = |holder| Holder::new(holder, None);
+                lock.holders
+                    .extend(holders.iter().take(MAX_HOLDERS).map(holder));
+                lock.holder_count = holders.len();
+                "fair-semaphore"
+            }
             ObjectState::ExpirableSemaphore {
                 available, held, ..
             } => {

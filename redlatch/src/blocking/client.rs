@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::election::Election;
 use super::forward::forward;
 use super::handles::{
-    CountDownLatch, ExpirableSemaphore, FairLock, FairReadWriteLock, FencedLock, GroupLock, Lock,
-    MultiLock, ReadWriteLock, Semaphore, SpinLock,
+    CountDownLatch, ExpirableSemaphore, FairLock, FairReadWriteLock, FairSemaphore, FencedLock,
+    GroupLock, Lock, MultiLock, ReadWriteLock, Semaphore, SpinLock,
 };
 use super::once::Once;
 use super::polled::Polled;
@@ -104,6 +104,7 @@ forward! { [Client] "crate::Client" {
     new election(name: &str) -> Election;
     new fair_lock(name: &str) -> FairLock;
     new fair_read_write_lock(name: &str) -> FairReadWriteLock;
+    new fair_semaphore(name: &str, permits: u32) -> FairSemaphore;
     new fenced_lock(name: &str) -> FencedLock;
     new group_lock(group: &str, value: impl Into<GroupValue>) -> GroupLock;
     new multi_lock(

@@ -7,7 +7,7 @@ use super::request::{Acquire, Guard, TryAcquire, TrySetPermits, TryWait, Wait};
 use super::{Blocking, Worker, current_thread};
 use crate::error::Result;
 use crate::inspect::{HeldPermit, Holder, Waiter};
-use crate::kind::{OwnedKind, Permits, QueuedKind, Reentrant};
+use crate::kind::{FairPermits, FairShared, OwnedKind, Permits, QueuedKind, Reentrant};
 use crate::{Backoff, Expiry, Owner, PermitId};
 
 /// A handle of a lock: [`crate::Lock`].
@@ -66,6 +66,22 @@ pub type FairWriteLock = Blocking<crate::FairWriteLock>;
 /// # }
 /// ```
 pub type FairReadWriteLock = Blocking<crate::FairReadWriteLock>;
+
+/// A handle of a fair semaphore: [`crate::FairSemaphore`].
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let jobs = client.fair_semaphore("heavy-jobs", 1);
+/// let permit = jobs.acquire().block()?;
+/// assert!(jobs.try_acquire().block()?.is_none());
+/// permit.release()
+/// # }
+/// ```
+pub type FairSemaphore = Blocking<crate::FairSemaphore>;
+
+/// What permits of a fair semaphore are acquired of.
+type FairPermitLock = crate::Lock<FairShared<FairPermits>>;
 
 /// Several locks that are held together or not at all: [`crate::MultiLock`].
 ///
@@ -192,6 +208,27 @@ forward! { [FairReadWriteLock] "crate::FairReadWriteLock" {
     new write() -> FairWriteLock;
     run queue() -> Vec<Waiter>;
 } }
+
+forward! { [FairSemaphore] "crate::FairSemaphore" {
+    get name() -> &str;
+    set wait_time(wait_time: Duration);
+    set grace_period(grace_period: Duration);
+    new acquire() -> Acquire<FairPermitLock>;
+    new acquire_many(permits: u32) -> Acquire<FairPermitLock>;
+    new try_acquire() -> TryAcquire<FairPermitLock>;
+    new try_acquire_many(permits: u32) -> TryAcquire<FairPermitLock>;
+    run available() -> i64;
+    run holders() -> Vec<Holder>;
+    run queue() -> Vec<Waiter>;
+    run force_release() -> bool;
+} }
+
+impl FairSemaphore {
+    /// Acquires one permit, calls `work` while it is held, and releases it: [`Acquire::run`].
+    pub fn run<T>(&self, work: impl FnOnce(&Guard<FairPermitLock>) -> T) -> Result<T> {
+        self.acquire().run(work)
+    }
+}
 
 forward! { [MultiLock] "crate::MultiLock" {
     get names() -> impl Iterator<Item = &str>;

@@ -53,14 +53,14 @@ mod worker;
 pub use client::{Client, Listing, Watch};
 pub use election::{Campaign, Election, Leadership, Observer};
 pub use handles::{
-    CountDownLatch, ExpirableSemaphore, FairLock, FairReadLock, FairReadWriteLock, FairWriteLock,
-    FencedLock, GroupLock, Lock, Member, MultiLock, ReadLock, ReadWriteLock, RedLock, Semaphore,
-    SpinLock, WriteLock,
+    CountDownLatch, ExpirableSemaphore, FairLock, FairReadLock, FairReadWriteLock, FairSemaphore,
+    FairWriteLock, FencedLock, GroupLock, Lock, Member, MultiLock, ReadLock, ReadWriteLock,
+    RedLock, Semaphore, SpinLock, WriteLock,
 };
 pub use once::{Once, OnceRun};
 pub use request::{
-    Acquirable, Acquire, Guard, MultiGuard, OrBusy, PermitGuard, RedGuard, SemaphorePermits,
-    TryAcquire, TrySetPermits, TryWait, Wait,
+    Acquirable, Acquire, FairPermitGuard, Guard, MultiGuard, OrBusy, PermitGuard, RedGuard,
+    SemaphorePermits, TryAcquire, TrySetPermits, TryWait, Wait,
 };
 use worker::Worker;
 

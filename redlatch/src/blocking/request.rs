@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::forward::forward;
 use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
-use crate::kind::{OwnedKind, Permits};
+use crate::kind::{FairPermits, FairShared, OwnedKind, Permits};
 use crate::locks::Held;
 use crate::{
     HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId, TryLockError,
@@ -50,6 +50,10 @@ impl Acquirable for crate::Lock<Permits> {
     type Thread = ();
 }
 
+impl Acquirable for crate::Lock<FairShared<FairPermits>> {
+    type Thread = ();
+}
+
 impl Acquirable for crate::MultiLock {
     type Thread = *const ();
 }
@@ -76,6 +80,9 @@ pub struct Guard<R: Acquirable = crate::Lock> {
 
 /// Held permits of an expirable semaphore: [`crate::PermitGuard`].
 pub type PermitGuard = Guard<crate::Lock<Permits>>;
+
+/// Held permits of a fair semaphore: [`crate::FairPermitGuard`].
+pub type FairPermitGuard = Guard<crate::Lock<FairShared<FairPermits>>>;
 
 /// Held locks: [`crate::MultiGuard`].
 pub type MultiGuard = Guard<crate::MultiLock>;
@@ -321,6 +328,13 @@ impl PermitGuard {
     /// Takes the permits out of the guard: [`crate::Guard::into_ids`].
     pub fn into_ids(self) -> Result<Vec<PermitId>> {
         self.inner.into_ids()
+    }
+}
+
+impl FairPermitGuard {
+    /// Releases the permits and waits until the store has confirmed it: [`crate::Guard::unlock`].
+    pub fn release(self) -> Result<()> {
+        self.unlock()
     }
 }
 

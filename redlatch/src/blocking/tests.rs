@@ -162,7 +162,9 @@ fn type_name(header: &str) -> &str {
         .find(|c: char| !c.is_alphanumeric())
         .unwrap_or(header.len());
     match &header[..end] {
-        "MultiGuard" | "PermitGuard" | "RedGuard" | "SemaphorePermits" => "Guard",
+        "FairPermitGuard" | "MultiGuard" | "PermitGuard" | "RedGuard" | "SemaphorePermits" => {
+            "Guard"
+        }
         "FairLock" | "FairReadLock" | "FairWriteLock" | "FencedLock" | "ReadLock" | "SpinLock"
         | "WriteLock" => "Lock",
         other => other,

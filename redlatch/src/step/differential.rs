@@ -75,7 +75,11 @@ pub(crate) fn time(multiple: u32) -> Duration {
 
 /// Returns a hold of the owner `client:{owner}`.
 pub(crate) fn hold<K: HoldKind + 'static>(owner: u8, kind: K) -> Hold {
-    let field = kind.object().field(format!("client:{owner}"));
+    hold_with(kind.object().field(format!("client:{owner}")), kind)
+}
+
+/// Returns a hold with this field in the store.
+pub(crate) fn hold_with<K: HoldKind + 'static>(field: String, kind: K) -> Hold {
     Hold::new(Owner::new(), field, Arc::new(kind), KindMetrics::default())
 }
 

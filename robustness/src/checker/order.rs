@@ -1,4 +1,4 @@
-//! Checks that waiters acquire a fair lock, or a fair read-write lock, in the order in which they joined its queue.
+//! Checks that waiters acquire a fair lock, or another fair object, in the order in which they joined its queue.
 //!
 //! 1. The history has no event for joining the queue, so a request counts as queued a fixed time after it was sent.
 //! 2. A request that was sent after that time must not acquire the lock before the queued one is answered.
@@ -36,14 +36,16 @@ pub fn check_order(history: &History, join_limit: Duration) -> Vec<Violation> {
         let joined = compared.iter().filter(|one| !one.request.is_member);
         for first in joined {
             let overtaker = compared.iter().find(|later| {
+                // The messages to those that are served together arrive in any order.
+                let together = match first.request.mode == later.request.mode {
+                    true if first.request.mode != Mode::Exclusive => join_limit,
+                    _ => 0,
+                };
                 let overtook = |acquired| {
-                    first.answered.is_none_or(|at| acquired < at)
+                    first.answered.is_none_or(|at| acquired + together < at)
                         && !is_broken(first.requested, acquired)
                 };
-                // The messages to readers that are served together arrive in any order.
-                let together = [first, *later].map(|one| one.request.mode) == [Mode::Shared; 2];
-                !together
-                    && first.requested + join_limit < later.requested
+                first.requested + join_limit < later.requested
                     && later.acquired.is_some_and(overtook)
             });
             if let Some(later) = overtaker {

@@ -4,10 +4,10 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use redlatch::kind::Revocable;
-use redlatch::{Acquire, FairReadWriteLock, GroupLock, Guard, HasLease, HasTicket};
-use redlatch::{ReadWriteLock, TryAcquire};
+use redlatch::{Acquire, FairReadWriteLock, FairSemaphore, GroupLock, Guard, HasLease, HasTicket};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
 use redlatch::{CountDownLatch, Election, Leadership, Member, MultiLock, OwnerId, RedLock};
+use redlatch::{ReadWriteLock, TryAcquire};
 use redlatch::{Semaphore, SpinLock};
 use tokio::time::timeout;
 
@@ -25,6 +25,7 @@ pub enum Handle {
     Fenced(FencedLock),
     ReadWrite(ReadWriteLock),
     FairReadWrite(FairReadWriteLock),
+    FairPermits(FairSemaphore, Duration),
     Permits(ExpirableSemaphore, Duration),
     Spin(SpinLock),
     Multi(MultiLock, String),
@@ -55,6 +56,10 @@ impl Handle {
             "fair-rw" => {
                 let lock = client.fair_read_write_lock(name);
                 Handle::FairReadWrite(lock.wait_time(lease))
+            }
+            "fair-permits" => {
+                let semaphore = client.fair_semaphore(name, PERMITS);
+                Handle::FairPermits(semaphore.wait_time(lease), lease)
             }
             "permits" => Handle::Permits(client.expirable_semaphore(name), lease),
             "spin" => Handle::Spin(client.spin_lock(name)),
@@ -93,6 +98,9 @@ impl Handle {
             Handle::Fenced(lock) => try_once(lock.try_lock()).await,
             Handle::ReadWrite(lock) => try_once(lock.write().try_lock()).await,
             Handle::FairReadWrite(lock) => try_once(lock.write().try_lock()).await,
+            Handle::FairPermits(semaphore, _) => {
+                try_once(semaphore.try_acquire_many(PERMITS)).await
+            }
             Handle::Permits(semaphore, _) => {
                 semaphore.try_set_permits(PERMITS).await?;
                 try_once(semaphore.try_acquire_many(PERMITS)).await
@@ -191,6 +199,13 @@ impl Handle {
             }
             // Only the final check has such a handle.
             Handle::Value(_) => Ok(()),
+            Handle::FairPermits(semaphore, lease) => {
+                let request = semaphore.try_acquire().wait(*lease * 4).limited(limits);
+                let (name, acquiring) = (semaphore.name(), request.into_future());
+                runner
+                    .run_section(name, Mode::Permit, acquiring, time)
+                    .await
+            }
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;

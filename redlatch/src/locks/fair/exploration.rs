@@ -117,7 +117,7 @@ impl QueueKeys {
 
     /// Checks that each queue entry belongs to a waiting owner, once, with its timeout.
     pub(crate) fn check(&self, observed: &Observed<'_>) -> Verdict {
-        let Observed { state, waiting } = observed;
+        let Observed { state, waiting, .. } = observed;
         let mut owners: Vec<_> = self.owners(state).iter().map(String::as_str).collect();
         let stray = owners.iter().find(|owner| !waiting.contains(owner));
         ensure(stray.is_none(), || {

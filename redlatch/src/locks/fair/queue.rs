@@ -190,7 +190,10 @@ impl<'a> FairQueue<'a> {
                 self.keyspace.set(object.key(), holds, lease);
                 Ok(())
             }
-            Some(_) => holders::set(self.keyspace, object, field, 1, Some(lease)),
+            Some(total) => {
+                let lease = Some(lease);
+                holders::set(self.keyspace, object, total, (field, 1), lease)
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 -- free. An object has a number of permits. A holder has one of them, or as many as its field says, or all if it writes.
 --
 -- KEYS     see fair/queue.lua, but
--- KEYS[1]  the object: hash mode -> fair, and for each holder: field -> hold count, field:expire_time -> end of its hold in epoch
+-- KEYS[1]  the object: hash mode -> fair_rwlock | fair_semaphore, and for each holder: field -> hold count, field:expire_time -> end of its hold in epoch
 --          ms. A field is an owner, owner:write, or owner#permits. The key lives as long as each hold.
 --
 -- A hold lasts until that time, by the server's clock. `now` is truncated to whole ms, to find the holds that have ended.
@@ -11,8 +11,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_rounded_up = math.ceil(time[1] * 1000 + time[2] / 1000)
 
--- The end of each hold, the number of held permits, and of all permits.
-local ends, held, total = {}, 0, 0
+-- The end of each hold, the number of held permits, and of all permits. A read-write lock has more than it will have readers.
+local ends, held, total, own_mode = {}, 0, 0, nil
+local UNLIMITED = 4294967295
 
 local function permits_of(field)
     if string.sub(field, -6) == ':write' then
@@ -24,8 +25,9 @@ end
 -- Reads the holders, and removes those whose holds have ended. Returns an error if the key has other data.
 local function load_holders(permits)
     total = tonumber(permits)
+    own_mode = total == UNLIMITED and 'fair_rwlock' or 'fair_semaphore'
     local mode = redis.pcall('HGET', KEYS[1], 'mode')
-    if mode == 'fair' then
+    if mode == own_mode then
         local fields = redis.call('HGETALL', KEYS[1])
         for i = 1, #fields, 2 do
             local field = string.match(fields[i], '^(.+):expire_time$')
@@ -58,7 +60,7 @@ local function set_hold(field, count, lease)
     if lease > 0 and left ~= -2 and left < lease then
         redis.call('PEXPIRE', KEYS[1], lease)
     end
-    redis.call('HSET', KEYS[1], 'mode', 'fair', field, count, field .. ':expire_time', string.format('%.0f', ends[field]))
+    redis.call('HSET', KEYS[1], 'mode', own_mode, field, count, field .. ':expire_time', string.format('%.0f', ends[field]))
     if left == -2 then
         expire(KEYS[1], lease)
     end

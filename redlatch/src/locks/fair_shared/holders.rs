@@ -15,8 +15,16 @@ use crate::name::{GROUP_END, ObjectKeys, is_writer_field, permits_of};
 
 type Fields = BTreeMap<String, String>;
 
-/// The value of the field `mode`.
-pub(crate) const MODE: &str = "fair";
+/// The number of permits of a read-write lock.
+pub(crate) const UNLIMITED: u32 = u32::MAX;
+
+/// The values of the field `mode`.
+const MODES: [&str; 2] = ["fair_rwlock", "fair_semaphore"];
+
+/// Returns the value of the field `mode` of an object with so many permits.
+fn mode_of(total: u32) -> &'static str {
+    MODES[usize::from(total != UNLIMITED)]
+}
 
 /// How long a waiter sleeps that wants more permits than there are, in milliseconds.
 const MAX_SLEEP: i64 = 5000;
@@ -37,9 +45,9 @@ fn fields_of(field: &str) -> [String; 2] {
 
 /// Returns the holds that last in the hash of an object. `None`: it has other data.
 pub(crate) fn read(fields: &BTreeMap<String, String>, now: i64) -> Option<Vec<Held>> {
-    if fields.get("mode").is_none_or(|mode| mode != MODE) {
-        return None;
-    }
+    fields
+        .get("mode")
+        .filter(|mode| MODES.contains(&&***mode))?;
     let hold = |(field, ends): (&String, &String)| {
         let field = field.strip_suffix(GROUP_END)?;
         let ends = ends.parse().ok().filter(|&ends| ends > now)?;
@@ -51,17 +59,24 @@ pub(crate) fn read(fields: &BTreeMap<String, String>, now: i64) -> Option<Vec<He
 }
 
 /// Returns the holders.
-pub(super) fn current(keyspace: &mut Keyspace, object: &ObjectKeys) -> Result<Vec<Held>> {
+pub(super) fn current(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    total: u32,
+) -> Result<Vec<Held>> {
     let now = keyspace.now_ms();
-    match keyspace.find::<Fields>(object.key())? {
-        None => Ok(Vec::new()),
-        Some(found) => read(found.value, now).ok_or_else(|| wrong_kind(object, FOREIGN_HASH)),
-    }
+    let Some(found) = keyspace.find::<Fields>(object.key())? else {
+        return Ok(Vec::new());
+    };
+    let mode = found.value.get("mode");
+    let is_own = mode.is_some_and(|mode| mode == mode_of(total));
+    let held = read(found.value, now).filter(|_| is_own);
+    held.ok_or_else(|| wrong_kind(object, FOREIGN_HASH))
 }
 
 /// Returns the holders, and removes those whose holds have ended.
-pub(super) fn load(keyspace: &mut Keyspace, object: &ObjectKeys) -> Result<Vec<Held>> {
-    let held = current(keyspace, object)?;
+pub(super) fn load(keyspace: &mut Keyspace, object: &ObjectKeys, total: u32) -> Result<Vec<Held>> {
+    let held = current(keyspace, object, total)?;
     let lasting: Vec<_> = held.iter().flat_map(|it| fields_of(&it.field)).collect();
     if held.is_empty() {
         keyspace.remove(object.key());
@@ -89,7 +104,7 @@ pub(crate) fn left_for(
     field: &str,
 ) -> Result<Option<i64>> {
     let now = keyspace.now_ms();
-    let mut held = load(keyspace, object)?;
+    let mut held = load(keyspace, object, total)?;
     let used: i64 = held.iter().map(|it| permits(&it.field, total)).sum();
     let (wanted, mut free) = (permits(field, total), i64::from(total) - used);
     if wanted <= free {
@@ -110,14 +125,14 @@ pub(crate) fn left_for(
 pub(crate) fn set(
     keyspace: &mut Keyspace,
     object: &ObjectKeys,
-    field: &str,
-    count: u32,
+    total: u32,
+    (field, count): (&str, u32),
     lease: Option<Lease>,
 ) -> Result<()> {
     let now = keyspace.now_ms_rounded_up();
     let [count_field, end_field] = fields_of(field);
     let fields: &mut Fields = keyspace.find_or_create(object.key())?;
-    fields.insert("mode".to_owned(), MODE.to_owned());
+    fields.insert("mode".to_owned(), mode_of(total).to_owned());
     fields.insert(count_field, count.to_string());
     let Some(lease) = lease else {
         return Ok(());

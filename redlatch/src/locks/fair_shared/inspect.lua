@@ -1,8 +1,9 @@
 -- Returns the holders.
 --
 -- KEYS     see holders.lua
+-- ARGV[1]  number of all permits
 -- Returns  for each hold: field, hold count, remaining ms
-local refused = load_holders(0)
+local refused = load_holders(ARGV[1])
 if refused then
     return refused
 end

@@ -1,6 +1,6 @@
 //! Fair objects that several owners may hold (not in Redisson): first come, first served, across all
-//! clients. They are one kind with different parts: the sides of a read-write lock. `holders`
-//! describes the data, `rules` the algorithm, `fair/queue.rs` the queue.
+//! clients. They are one kind with different parts: the sides of a read-write lock, and permits.
+//! `holders` describes the data, `rules` the algorithm, `fair/queue.rs` the queue.
 //!
 //! What must not happen, beside what the queue prevents:
 //!
@@ -20,6 +20,7 @@ mod exploration;
 pub(crate) mod holders;
 mod read_write;
 pub(crate) mod rules;
+mod semaphore;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -28,20 +29,31 @@ use std::time::Duration;
 use smallvec::smallvec;
 
 pub use self::read_write::{FairRead, FairReadLock, FairReadWriteLock, FairWrite, FairWriteLock};
-use crate::error::Result;
+pub use self::semaphore::{FairPermitGuard, FairPermits, FairSemaphore};
+use crate::error::{Error, Result};
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed, Spec};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::locks::fair::{FairTimes, HasTimes, QueuedKind, Turn};
 use crate::locks::{Holder, OwnedKind};
 use crate::metrics::Kind;
-use crate::name::{FairKeys, KeyLayout, ObjectKeys};
+use crate::name::{FairKeys, KeyLayout, ObjectKeys, permits_field};
+use crate::owner::{ClientId, Owner};
 use crate::step::{Outcome, Step};
+
+/// The maximum number of permits of a semaphore, as of the other ones.
+const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// What a holder has of a fair object.
 pub(crate) trait Part: Debug + Clone + Send + Sync + 'static {
     const LAYOUT: KeyLayout;
     const METRIC: Kind;
+
+    /// Returns the number of permits that a request is for. `None`: its holder is an owner that may hold the object several
+    /// times.
+    fn permits(&self) -> Option<u32> {
+        None
+    }
 }
 
 /// A kind of which several owners may hold parts, fairly: the type parameter of a [`Lock`](crate::Lock).
@@ -50,19 +62,16 @@ pub struct FairShared<P> {
     keys: Arc<FairKeys>,
     times: FairTimes,
     part: P,
+    /// How many permits there are.
+    total: u32,
     /// The other part that the same owner may hold.
-    sibling: Arc<ObjectKeys>,
+    sibling: Option<Arc<ObjectKeys>>,
 }
 
 #[expect(private_bounds, reason = "sealed")]
 impl<P: Part> FairShared<P> {
     fn writes() -> bool {
         P::LAYOUT.writes()
-    }
-
-    /// Returns how many permits there are.
-    fn total(&self) -> u32 {
-        u32::MAX
     }
 }
 
@@ -85,6 +94,7 @@ impl<P: Part> HoldKind for FairShared<P> {
     fn spec(&self) -> Spec {
         Spec {
             grants: true,
+            has_owner: self.part.permits().is_none(),
             // Others may remain, or be served in the same step.
             release_frees: false,
             ..Spec::of(P::METRIC)
@@ -105,11 +115,11 @@ impl<P: Part> HoldKind for FairShared<P> {
     }
 
     fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
-        rules::renew(keyspace, &self.keys, hold, lease).map(Into::into)
+        rules::renew(keyspace, &self.keys, hold, lease, self.total).map(Into::into)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
-        rules::release(&self.keys, params, self.times.grace(), self.total())
+        rules::release(&self.keys, params, self.times.grace(), self.total)
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
@@ -118,20 +128,42 @@ impl<P: Part> HoldKind for FairShared<P> {
             wait_time: self.times.wait(),
             grace: self.times.grace(),
         };
-        rules::acquire(&self.keys, turn, self.total())
+        rules::acquire(&self.keys, turn, self.total)
     }
 
     fn inspect(&self) -> Step<'_, Vec<Holder>> {
-        rules::inspect(&self.keys, Self::writes())
+        rules::inspect(&self.keys, Self::writes(), self.total)
     }
 
     fn force(&self) -> Step<'_, bool> {
         let grace = self.times.grace();
-        rules::force(&self.keys, Self::writes(), grace, self.total())
+        rules::force(&self.keys, Self::writes(), grace, self.total)
     }
 
     fn check(&self) -> Result<()> {
-        self.times.check()
+        self.times.check()?;
+        let invalid = |count: u32, reason| {
+            let count = count.into();
+            Err(Error::InvalidCount { count, reason })
+        };
+        match self.part.permits() {
+            None => Ok(()),
+            Some(_) if !(1..=MAX_PERMITS).contains(&self.total) => {
+                invalid(self.total, "a semaphore has 1 to 2147483647 permits")
+            }
+            Some(wanted) if !(1..=self.total).contains(&wanted) => {
+                invalid(wanted, "request 1 permit to all that the semaphore has")
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn field(&self, client: &ClientId, owner: Owner) -> String {
+        let owner = client.owner_id(owner).to_string();
+        match self.part.permits() {
+            Some(permits) => permits_field(&owner, permits),
+            None => self.keys.object.field(owner),
+        }
     }
 
     fn waiting_at_most(&self, wait: Duration) -> Option<FairShared<P>> {
@@ -147,6 +179,6 @@ impl<P: Part> HoldKind for FairShared<P> {
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
-        Some(&self.sibling)
+        self.sibling.as_ref()
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::holders::UNLIMITED;
 use super::{FairShared, Part};
 use crate::error::Result;
 use crate::locks::Lock;
@@ -102,13 +103,15 @@ pub(super) fn sides(prefix: &str, name: &str) -> (FairShared<FairRead>, FairShar
         keys: FairKeys::shared(read.clone()).into(),
         times,
         part: FairRead,
-        sibling: write.clone(),
+        total: UNLIMITED,
+        sibling: Some(write.clone()),
     };
     let writes = FairShared {
         keys: FairKeys::shared(write).into(),
         times,
         part: FairWrite,
-        sibling: read,
+        total: UNLIMITED,
+        sibling: Some(read),
     };
     (reads, writes)
 }

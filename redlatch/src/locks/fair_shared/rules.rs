@@ -48,7 +48,7 @@ pub(super) fn acquire<'a>(keys: &'a FairKeys, turn: Turn<'a>, total: u32) -> Ste
         },
         move |keyspace| {
             let (field, count) = (&*turn.params.hold.field, turn.params.count);
-            let held = holders::load(keyspace, &keys.object)?;
+            let held = holders::load(keyspace, &keys.object, total)?;
             let is_held = |field: &str| held.iter().any(|it| it.field == field);
             if !is_held(field) {
                 if count > 1 {
@@ -65,7 +65,7 @@ pub(super) fn acquire<'a>(keys: &'a FairKeys, turn: Turn<'a>, total: u32) -> Ste
                 }
             }
             let lease = Some(turn.params.lease);
-            holders::set(keyspace, &keys.object, field, count, lease)?;
+            holders::set(keyspace, &keys.object, total, (field, count), lease)?;
             Ok(Outcome::ACQUIRED)
         },
     )
@@ -93,7 +93,7 @@ pub(super) fn release<'a>(
         args![field, object.channel(), keep, lease, grace, total],
         ScriptReply::flag,
         move |keyspace| {
-            let held = holders::load(keyspace, object);
+            let held = holders::load(keyspace, object, total);
             let mut queue = FairQueue::shared(keyspace, keys, total);
             let left = queue.left_for_head().unwrap_or(0);
             if keep == 0 {
@@ -103,7 +103,7 @@ pub(super) fn release<'a>(
             let is_held = held?.iter().any(|it| it.field == field);
             if keep > 0 {
                 if is_held {
-                    holders::set(keyspace, object, field, keep, lease)?;
+                    holders::set(keyspace, object, total, (field, keep), lease)?;
                 }
                 return Ok(is_held);
             }
@@ -123,7 +123,7 @@ pub(super) fn force(keys: &FairKeys, writes: bool, grace: Lease, total: u32) -> 
         args![object.channel(), writes, grace, total],
         ScriptReply::flag,
         move |keyspace| {
-            let mut held = holders::load(keyspace, object)?;
+            let mut held = holders::load(keyspace, object, total)?;
             held.retain(|it| is_writer_field(&it.field) == writes);
             let mut queue = FairQueue::shared(keyspace, keys, total);
             let left = queue.left_for_head()?;
@@ -139,11 +139,11 @@ pub(super) fn force(keys: &FairKeys, writes: bool, grace: Lease, total: u32) -> 
 }
 
 /// Returns the holders of one side.
-pub(super) fn inspect(keys: &FairKeys, writes: bool) -> Step<'_, Vec<Holder>> {
+pub(super) fn inspect(keys: &FairKeys, writes: bool, total: u32) -> Step<'_, Vec<Holder>> {
     Step::new(
         on_holders!("holders.lua", "inspect.lua"),
         all_keys(keys),
-        args![],
+        args![total],
         move |reply| {
             let mut holders = Vec::new();
             for one in reply.list()? {
@@ -157,7 +157,7 @@ pub(super) fn inspect(keys: &FairKeys, writes: bool) -> Step<'_, Vec<Holder>> {
         },
         move |keyspace| {
             let now = keyspace.now_ms();
-            let held = holders::load(keyspace, &keys.object)?.into_iter();
+            let held = holders::load(keyspace, &keys.object, total)?.into_iter();
             let held = held.filter(|it| is_writer_field(&it.field) == writes);
             let holder = |Held { field, count, ends }| holder(&field, count, ends - now);
             Ok(held.map(holder).collect())
@@ -182,11 +182,13 @@ pub(super) fn renew(
     keys: &FairKeys,
     hold: &Hold,
     lease: Option<Lease>,
+    total: u32,
 ) -> Result<bool> {
-    let held = holders::current(keyspace, &keys.object)?;
+    let held = holders::current(keyspace, &keys.object, total)?;
     let held = held.into_iter().find(|it| *it.field == *hold.field);
     if let Some(held) = &held {
-        holders::set(keyspace, &keys.object, &hold.field, held.count, lease)?;
+        let hold = (&*hold.field, held.count);
+        holders::set(keyspace, &keys.object, total, hold, lease)?;
     }
     Ok(held.is_some())
 }

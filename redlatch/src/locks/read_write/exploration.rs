@@ -44,7 +44,7 @@ fn exploration_of_read_write_lock_that_prefers_writers() {
 
 /// Checks that each timeout belongs to a hold, and each mark to a waiting writer.
 fn check(observed: &Observed<'_>) -> Verdict {
-    let Observed { state, waiting } = observed;
+    let Observed { state, waiting, .. } = observed;
     let empty = Default::default();
     let counts = match state.get("name") {
         Some((DumpedValue::Hash(fields), _)) => fields,

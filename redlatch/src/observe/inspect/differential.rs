@@ -68,7 +68,14 @@ impl Comparable for Vec<Inspected> {
         let units = |left: Duration| (left.as_secs() + 50_000) / 100_000;
         let rounded = |left: Expiry| left.duration().map(units);
         let waits = |queue: &[Waiter]| {
-            let wait = |it: &Waiter| (it.owner.clone(), it.writes, rounded(it.remaining));
+            let wait = |it: &Waiter| {
+                (
+                    it.owner.clone(),
+                    it.writes,
+                    it.permits,
+                    rounded(it.remaining),
+                )
+            };
             queue.iter().map(wait).collect::<Vec<_>>()
         };
         let one = |seen: &Inspected| match seen {
@@ -94,6 +101,9 @@ impl Comparable for Vec<Inspected> {
                 let writer = writer.iter().cloned().collect::<Vec<_>>().comparable();
                 let readers = readers.comparable();
                 format!("fair {writer}; {readers}; {:?}", waits(queue))
+            }
+            Ok(Some(ObjectState::FairSemaphore { holders, queue })) => {
+                format!("{}; {:?}", holders.comparable(), waits(queue))
             }
             Ok(Some(ObjectState::Counter { value, remaining })) => {
                 format!("{value} {:?}", rounded(*remaining))

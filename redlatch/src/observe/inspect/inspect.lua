@@ -108,7 +108,7 @@ local function inspect_name(key, queue, timeouts, token, deadlines, readers, fai
         if is_mode(mode) then
             return rwlock(key, readers)
         end
-        if mode == 'fair' then
+        if mode == 'fair_rwlock' or mode == 'fair_semaphore' then
             return fair(key, fair_queue, fair_timeouts)
         end
         if redis.call('HLEN', key) == 1 then

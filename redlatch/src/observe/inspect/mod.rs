@@ -56,6 +56,14 @@ pub enum ObjectState {
         /// The waiters for both sides, in order.
         queue: Vec<Waiter>,
     },
+    /// A fair semaphore, with held permits or waiters.
+    #[non_exhaustive]
+    FairSemaphore {
+        /// The holders; their hold count is the number of their permits.
+        holders: Vec<Holder>,
+        /// The waiters, in order.
+        queue: Vec<Waiter>,
+    },
     /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be
     /// distinguished.
     #[non_exhaustive]
@@ -86,6 +94,8 @@ pub struct Waiter {
     pub owner: OwnerId,
     /// Whether it waits for the write side of a read-write lock.
     pub writes: bool,
+    /// How many permits it waits for, if the object is a fair semaphore.
+    pub permits: Option<u32>,
     /// Time until it loses its position in the queue.
     pub remaining: Expiry,
     /// What its client has registered about it, if it has: see
@@ -170,6 +180,8 @@ pub enum ObjectKind {
     ReadWriteLock,
     /// A fair read-write lock.
     FairReadWriteLock,
+    /// A fair semaphore.
+    FairSemaphore,
     /// A semaphore or a count-down latch.
     Counter,
     /// An expirable semaphore.
@@ -186,6 +198,7 @@ impl ObjectState {
             ObjectState::Lock { .. } => ObjectKind::Lock,
             ObjectState::ReadWriteLock { .. } => ObjectKind::ReadWriteLock,
             ObjectState::FairReadWriteLock { .. } => ObjectKind::FairReadWriteLock,
+            ObjectState::FairSemaphore { .. } => ObjectKind::FairSemaphore,
             ObjectState::Counter { .. } => ObjectKind::Counter,
             ObjectState::ExpirableSemaphore { .. } => ObjectKind::ExpirableSemaphore,
         }
@@ -205,6 +218,9 @@ impl ObjectState {
                 readers,
                 queue,
             } => (writer.as_mut(), &mut readers[..], &mut queue[..]),
+            ObjectState::FairSemaphore { holders, queue } => {
+                (None, &mut holders[..], &mut queue[..])
+            }
             ObjectState::Counter { .. } | ObjectState::ExpirableSemaphore { .. } => {
                 (None, &mut [][..], &mut [][..])
             }
@@ -229,7 +245,9 @@ impl ObjectState {
     /// Returns the waiters in order, if it is a fair lock or another fair object.
     pub fn queue(&self) -> &[Waiter] {
         match self {
-            ObjectState::Lock { queue, .. } | ObjectState::FairReadWriteLock { queue, .. } => queue,
+            ObjectState::Lock { queue, .. }
+            | ObjectState::FairReadWriteLock { queue, .. }
+            | ObjectState::FairSemaphore { queue, .. } => queue,
             _ => &[],
         }
     }
@@ -237,12 +255,14 @@ impl ObjectState {
     /// The same.
     pub(crate) fn into_queue(self) -> Vec<Waiter> {
         match self {
-            ObjectState::Lock { queue, .. } | ObjectState::FairReadWriteLock { queue, .. } => queue,
+            ObjectState::Lock { queue, .. }
+            | ObjectState::FairReadWriteLock { queue, .. }
+            | ObjectState::FairSemaphore { queue, .. } => queue,
             _ => Vec::new(),
         }
     }
 
-    /// Returns all holders of a lock: writer and readers, or the single holder.
+    /// Returns all holders of a lock or of a fair semaphore: writer and readers, or the single holder.
     pub fn holders(&self) -> Vec<&Holder> {
         match self {
             ObjectState::Lock { holder, .. } => holder.iter().collect(),
@@ -250,6 +270,7 @@ impl ObjectState {
             | ObjectState::FairReadWriteLock {
                 writer, readers, ..
             } => writer.iter().chain(readers).collect(),
+            ObjectState::FairSemaphore { holders, .. } => holders.iter().collect(),
             ObjectState::Counter { .. } | ObjectState::ExpirableSemaphore { .. } => Vec::new(),
         }
     }
@@ -263,6 +284,7 @@ impl std::fmt::Display for ObjectKind {
             ObjectKind::FencedLock => "fenced lock",
             ObjectKind::ReadWriteLock => "read-write lock",
             ObjectKind::FairReadWriteLock => "fair read-write lock",
+            ObjectKind::FairSemaphore => "fair semaphore",
             ObjectKind::Counter => "semaphore or latch",
             ObjectKind::ExpirableSemaphore => "expirable semaphore",
         })

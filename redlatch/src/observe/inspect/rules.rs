@@ -12,7 +12,7 @@ use crate::locks::fair_shared::{self, holders};
 use crate::locks::fenced::token;
 use crate::locks::permits::{HeldPermit, PermitId};
 use crate::locks::read_write;
-use crate::name::{CandidateKeys, ReadWriteKeys, is_writer_field, owner_of};
+use crate::name::{CandidateKeys, ReadWriteKeys, is_writer_field, owner_of, permits_in};
 use crate::step::{ScriptReply, Step, args, script, unexpected_reply};
 
 /// Timestamps from this one on, in milliseconds, mean that an entry never expires.
@@ -149,8 +149,9 @@ fn fair_state(
     holds: impl Iterator<Item = (String, u32, i64)>,
     queue: Vec<Waiter>,
 ) -> Option<ObjectState> {
-    let (mut writer, mut readers) = (None, Vec::new());
+    let (mut writer, mut readers, mut has_permits) = (None, Vec::new(), false);
     for (field, count, left) in holds {
+        has_permits |= permits_in(&field).is_some();
         let holder = fair_shared::rules::holder(&field, count, left);
         match is_writer_field(&field) {
             true => writer = Some(holder),
@@ -158,6 +159,10 @@ fn fair_state(
         }
     }
     let exists = writer.is_some() || !readers.is_empty() || !queue.is_empty();
+    if has_permits || queue.iter().any(|waiter| waiter.permits.is_some()) {
+        let holders = readers;
+        return Some(ObjectState::FairSemaphore { holders, queue });
+    }
     exists.then_some(ObjectState::FairReadWriteLock {
         writer,
         readers,
@@ -170,6 +175,7 @@ fn waiter(field: &str, remaining: Expiry) -> Waiter {
     Waiter {
         owner: owner_of(field).into(),
         writes: is_writer_field(field),
+        permits: permits_in(field),
         remaining,
         registered: None,
     }

@@ -67,6 +67,11 @@ impl Known {
                 let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
                 known.waiters = waiters.collect();
             }
+            Some(ObjectState::FairSemaphore { holders, queue }) => {
+                holders.into_iter().for_each(|it| hold(HeldBy::Owner, it));
+                let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
+                known.waiters = waiters.collect();
+            }
             Some(ObjectState::Counter { value, remaining }) => {
                 known.value = Some((value, end(remaining)));
             }

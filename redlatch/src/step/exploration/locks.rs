@@ -11,9 +11,9 @@ use crate::error::Result;
 use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams};
 use crate::lease::Lease;
 use crate::locks::Holder;
-use crate::name::owner_of;
+use crate::name::{owner_of, permits_of};
 use crate::step::Outcome;
-use crate::step::differential::hold;
+use crate::step::differential::hold_with;
 
 type Acquire = dyn Fn(&mut World, AcquireParams<'_>) -> Result<Outcome>;
 type Inspect = dyn Fn(&mut World) -> Result<Vec<Holder>>;
@@ -30,10 +30,21 @@ pub(crate) struct Party {
 
 impl Party {
     pub(crate) fn new<K: HoldKind + Clone>(owner: u8, kind: K, exclusive: bool) -> Party {
+        let field = kind.object().field(format!("client:{owner}"));
+        Party::with_field(owner, kind, exclusive, field)
+    }
+
+    /// The same with this field in the store.
+    pub(crate) fn with_field<K: HoldKind + Clone>(
+        owner: u8,
+        kind: K,
+        exclusive: bool,
+        field: String,
+    ) -> Party {
         let inspected = kind.clone();
         Party {
             owner,
-            hold: hold(owner, kind.clone()),
+            hold: hold_with(field, kind.clone()),
             exclusive,
             acquire: Box::new(move |world, params| {
                 let acquire = kind.acquire(params);
@@ -126,6 +137,8 @@ pub(crate) struct Observed<'a> {
     pub(crate) state: &'a State,
     /// The fields of the waiting owners.
     pub(crate) waiting: Vec<&'a str>,
+    /// The present, as a timestamp.
+    pub(crate) now: i64,
 }
 
 /// Locks of one kind under one name.
@@ -520,7 +533,8 @@ impl Model for Locks {
             if known_hold.holds(world.now) {
                 let is_kept = |holder: &Holder| {
                     let end = holder.remaining.duration().map(|left| world.now + left);
-                    holder.holds == known_hold.count && end >= known_hold.end
+                    let holds = known_hold.count * permits_of(&party.hold.field);
+                    holder.holds == holds && end >= known_hold.end
                 };
                 ensure(holder.as_ref().is_some_and(is_kept), || {
                     format!("the store has {holder:?}, the owner relies on {known_hold:?}")
@@ -535,7 +549,12 @@ impl Model for Locks {
         }
         let waiting = parties().filter(|(_, known_hold)| known_hold.waits);
         let waiting = waiting.map(|((party, _), _)| &*party.hold.field).collect();
-        (setting.check)(&Observed { state, waiting })
+        let now = world.keyspace.now_ms();
+        (setting.check)(&Observed {
+            state,
+            waiting,
+            now,
+        })
     }
 
     fn hash(&self, now: Instant, hasher: &mut impl Hasher) {

@@ -6,6 +6,7 @@ mod count_down_latch;
 mod expirable_semaphore;
 mod fair_lock;
 mod fair_read_write_lock;
+mod fair_semaphore;
 mod fenced_lock;
 mod group_lock;
 mod lock_kinds;
