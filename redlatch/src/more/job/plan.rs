@@ -198,7 +198,7 @@ impl Firing {
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
         self.state = State::Undecided;
         match reply {
-            Begun::Begun(attempt) => Next::Run(attempt),
+            Begun::New(attempt) => Next::Run(attempt),
             // The lock is free now, is held by a machine that has not begun yet, or by another user.
             Begun::Vacant if self.overlap != Overlap::Wait && self.is_missed(now) => {
                 Next::End(Ending::Missed)

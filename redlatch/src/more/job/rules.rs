@@ -52,7 +52,7 @@ pub(super) enum Begun {
     /// Only asked: the slot may begin.
     Vacant,
     /// Begun, as this attempt.
-    Begun(u32),
+    New(u32),
     /// The slot was run, skipped or lost, or a later slot was.
     Done,
     /// A run of the slot lasts. Its lease ends after this time unless it is renewed.
@@ -253,7 +253,7 @@ fn decode(object: &ObjectKeys, [code, a, b]: [i64; 3]) -> Result<Begun> {
             return Err(wrong_kind(object, reason));
         }
         0 => Begun::Vacant,
-        1 => Begun::Begun(number(a)),
+        1 => Begun::New(number(a)),
         3 => Begun::Lasts {
             attempt: number(a),
             left: time(b),

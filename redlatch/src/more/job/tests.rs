@@ -299,8 +299,8 @@ fn firing_does_what_the_store_replies() {
     let overlaps = Begun::Overlaps(9 * SECOND);
     // What was replied, whether without the lock, with how many retries; what follows, and whether a later firing takes the place.
     let cases = [
-        (Begun::Begun(1), false, 0, Next::Run(1), true),
-        (Begun::Begun(3), false, 0, Next::Run(3), true),
+        (Begun::New(1), false, 0, Next::Run(1), true),
+        (Begun::New(3), false, 0, Next::Run(3), true),
         (Begun::Vacant, true, 0, short, true),
         (Begun::Done, false, 2, End(Ending::Elsewhere), true),
         (Begun::Done, true, 2, End(Ending::Elsewhere), true),
