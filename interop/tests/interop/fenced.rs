@@ -29,7 +29,6 @@ both_ways! {
     }
 
     // Redlatch's tokens follow the clock here, and Redisson counts up from them.
-    @not_3_16
     fn tokens_by_the_clock_rise_over_both(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("clock");

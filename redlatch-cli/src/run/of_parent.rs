@@ -9,6 +9,7 @@ use std::io;
 
 use redlatch::Client;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use tokio::sync::watch;
 
 use super::held_lock::HeldLock;
@@ -52,13 +53,8 @@ fn watch_parent() -> io::Result<watch::Receiver<bool>> {
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     let (ended, receiver) = watch::channel(false);
     spawn_without_signals("parent", move || {
-        loop {
-            // The parent writes nothing.
-            match poll(&mut [PollFd::new(&pipe, PollFlags::IN)], None) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) | Err(_) => break,
-            }
-        }
+        // The parent writes nothing.
+        let _ = retry_on_intr(|| poll(&mut [PollFd::new(&pipe, PollFlags::IN)], None));
         let _ = ended.send(true);
     })?;
     Ok(receiver)
