@@ -321,9 +321,14 @@ fn never_expires(key: &str, complete: &Dump) -> bool {
 /// Returns whether a key means nothing by itself, so that it may remain until it expires.
 fn is_leftover(key: &str) -> bool {
     key.contains(":rwlock_timeout:")
-        || ["redlatch_lock_", "redlatch_rwlock_", "redlatch_client:"]
-            .iter()
-            .any(|prefix| key.starts_with(prefix))
+        || [
+            "redlatch_lock_",
+            "redlatch_fair_",
+            "redlatch_rwlock_",
+            "redlatch_client:",
+        ]
+        .iter()
+        .any(|prefix| key.starts_with(prefix))
 }
 
 /// Returns what a state means, as facts.

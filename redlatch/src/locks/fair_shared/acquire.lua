@@ -31,7 +31,8 @@ if reader and ends[reader] then
     return -3
 end
 if ends[field .. ':write'] then
-    -- The owner writes, so it may read.
+    -- The owner writes, so it may read, even if it waited before.
+    leave(field)
     hold(field, lease)
     return nil
 end

@@ -58,8 +58,12 @@ pub(super) fn acquire<'a>(keys: &'a FairKeys, turn: Turn<'a>, total: u32) -> Ste
                 if is_writer_field(field) && is_held(owner_of(field)) {
                     return Err(write_while_reading(keys));
                 }
-                if !is_held(&writer_field(field)) {
-                    let left = FairQueue::shared(keyspace, keys, total).acquire_in_turn(turn)?;
+                let mut queue = FairQueue::shared(keyspace, keys, total);
+                if is_held(&writer_field(field)) {
+                    // It may have waited before.
+                    queue.leave(field)?;
+                } else {
+                    let left = queue.acquire_in_turn(turn)?;
                     let wait = left.map(|left| Outcome::Wait(Expiry::from_millis(left)));
                     return Ok(wait.unwrap_or(Outcome::ACQUIRED));
                 }
