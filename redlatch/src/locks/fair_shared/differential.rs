@@ -18,7 +18,7 @@ use crate::name::{
 use crate::observe::inspect::{ObjectState, Waiter, inspect_names};
 use crate::step::Outcome;
 use crate::step::differential::{
-    Differential, assert_covered, assert_equivalent_times, hold_with, lease, time,
+    Differential, TIME_UNIT, assert_covered, assert_equivalent_times, hold_with, lease, time,
 };
 
 #[derive(Debug, Clone)]
@@ -139,7 +139,8 @@ fn moves() -> impl Strategy<Value = Move> {
 /// Returns the hold of a kind, with these settings.
 fn hold_of<P: Part>(field: String, kind: FairShared<P>, wait_time: u32) -> Hold {
     let times = FairTimes {
-        wait_time: time(wait_time),
+        // Not a multiple of the time that passes in one move: a waiter for which the object is free would time out with it.
+        wait_time: time(wait_time) + TIME_UNIT * 7 / 1000,
         // A little shorter than the shortest wait time, so that the two never end together.
         grace_period: lease(1).duration(),
     };
