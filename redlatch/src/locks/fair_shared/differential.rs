@@ -70,10 +70,10 @@ enum Move {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Several {
-    ByRelease,
-    ByGivingUp,
+    Release,
+    GivingUp,
     /// The first one has to request the object, because it accepts no grant.
-    ByAcquisition,
+    Acquisition,
 }
 
 #[derive(Debug, Clone)]
@@ -120,9 +120,9 @@ fn moves() -> impl Strategy<Value = Move> {
         8 => (party.clone(), 0..3u32, 0..4u32)
             .prop_map(|(party, keep, lease)| Move::Release { party, keep, lease }),
         6 => prop_oneof![
-            Just(Several::ByRelease),
-            Just(Several::ByGivingUp),
-            Just(Several::ByAcquisition),
+            Just(Several::Release),
+            Just(Several::GivingUp),
+            Just(Several::Acquisition),
         ]
         .prop_map(|how| Move::ServeSeveral { how }),
         16 => (0..3usize).prop_map(|place| Move::ReleaseHeld { place }),
@@ -334,7 +334,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             }
             Move::ServeSeveral { how } => {
                 let order = match how {
-                    Several::ByGivingUp => [0, 4, 1, 3],
+                    Several::GivingUp => [0, 4, 1, 3],
                     _ => [4, 0, 1, 3],
                 };
                 for party in order {
@@ -346,7 +346,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                         wait_time: 3,
                         announces: party > 0,
                     };
-                    let announces = args.announces || *how == Several::ByRelease;
+                    let announces = args.announces || *how == Several::Release;
                     let args = AcquireMove { announces, ..args };
                     acquire(harness, object, &args, party).await;
                 }
@@ -354,13 +354,13 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                 let _ = release(harness, 4, 0, 0).await;
                 let left = state(harness).await.1.len();
                 match how {
-                    Several::ByRelease if left + 2 <= queue => {
+                    Several::Release if left + 2 <= queue => {
                         record("a release granted it to several");
                     }
-                    Several::ByGivingUp if left + 3 <= queue => {
+                    Several::GivingUp if left + 3 <= queue => {
                         record("the head gave up, and others were granted it");
                     }
-                    Several::ByAcquisition => {
+                    Several::Acquisition => {
                         let args = AcquireMove {
                             party: 0,
                             count: 1,
