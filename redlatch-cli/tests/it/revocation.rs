@@ -158,16 +158,8 @@ fn permit_is_asked_for_and_revoked() {
     other.release();
 
     let stubborn = "trap '' TERM; echo $$; exec cat";
-    let options = [
-        "--permits",
-        "2",
-        "--watchdog",
-        "1h",
-        "--kill-after",
-        "100ms",
-    ];
     let holder = hold_with(shared(), &options, &name, stubborn);
-    let _ = holder.cmd_pid();
+    let cmd = holder.cmd_pid();
     let shown = object(&name);
     let id = shown["permits"][0]["id"].as_str().unwrap();
     let args = [
@@ -175,7 +167,9 @@ fn permit_is_asked_for_and_revoked() {
     ];
     let asked = finish(redlatch(shared(), &args)).expect(0);
     assert!(asked.stdout.ends_with("released\n"), "{asked:?}");
-    holder.finish().expect(74);
+    assert!(!is_dead(cmd));
+    holder.signal(rustix::process::Signal::KILL);
+    until("CMD is dead", || is_dead(cmd));
 }
 
 #[test]
