@@ -5,14 +5,16 @@
 //! handshakes, subscriptions, and every script with the client's arguments.
 
 use std::collections::BTreeSet;
-use std::future::Future;
+use std::future::{Future, IntoFuture as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Parser, Value};
+use redlatch::job::Cron;
 use redlatch::{Client, Error, IntoTicketError, MultiLock, Owner, Result};
+use tokio::sync::Notify;
 
 use crate::pair::ServerPair;
 use crate::state;
@@ -111,6 +113,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.fair_locks().await,
             clients.elections().await,
             clients.fenced_locks().await,
+            clients.fair_shared().await,
             clients.read_write_locks().await,
             clients.semaphores().await,
             clients.expirable_semaphores().await,
@@ -121,6 +124,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.revocations().await,
             clients.tickets().await,
             clients.jobs_that_run_once().await,
+            clients.jobs_with_a_schedule().await,
             clients.renewals().await,
         ] {
             step.expect("the client can use the simulated server");
@@ -255,6 +259,41 @@ impl Clients {
         assert_eq!(lock.current_token().await?, token);
         lock.advance_token(50).await?;
         lock.delete_token().await?;
+        let lock = self.one.fenced_lock("clock").clock_tokens();
+        lock.lock().await?.unlock().await?;
+        lock.delete_token().await?;
+        Ok(())
+    }
+
+    /// Objects that several owners hold, in the order of the requests.
+    async fn fair_shared(&self) -> Result<()> {
+        let [data, other] =
+            [&self.one, &self.other].map(|client| client.fair_read_write_lock("fair-data"));
+        let [permits, others] =
+            [&self.one, &self.other].map(|client| client.fair_semaphore("fair-permits", 2));
+        let (writer, both) = tokio::try_join!(
+            data.write().lock().lease(LONG).into_future(),
+            permits.acquire_many(2).lease(LONG).into_future(),
+        )?;
+        let waiting = async {
+            let (reader, permit) = tokio::try_join!(
+                other.read().lock().lease(LONG).into_future(),
+                others.acquire().lease(LONG).into_future(),
+            )?;
+            reader.unlock().await?;
+            permit.release().await
+        };
+        let releasing = async {
+            until(|| async { data.queue().await.is_ok_and(|queue| queue.len() == 1) }).await;
+            until(|| async { permits.queue().await.is_ok_and(|queue| queue.len() == 1) }).await;
+            writer.unlock().await?;
+            both.release().await
+        };
+        let (waited, released) = tokio::join!(waiting, releasing);
+        waited.and(released)?;
+        let _held = data.read().lock().await?;
+        assert_eq!(other.read().holders().await?.len(), 1);
+        assert!(other.read().force_unlock().await?);
         Ok(())
     }
 
@@ -308,9 +347,9 @@ impl Clients {
             missing.iter().any(|script| script.ends_with(name))
         };
         for round in 0.. {
-            if is_missing("reentrant/transfer.lua") {
+            if is_missing("reentrant/handoff.lua") {
                 tokio::try_join!(turns(Some(Owner::new())), turns(Some(Owner::new())))?;
-            } else if is_missing("session/check_hand_over.lua") {
+            } else if is_missing("handoff/check_handoff.lua") {
                 tokio::try_join!(turns(None), turns(None))?;
             } else if is_missing("fair/serve.lua") {
                 tokio::try_join!(turns(None), turns(None), queue())?;
@@ -359,6 +398,7 @@ impl Clients {
         assert_eq!(semaphore.acquired().await?, 4);
         assert_eq!(semaphore.held_permits().await?.len(), 4);
         let id = permit.ids()[0];
+        assert!(self.other.expirable_semaphore("leased").ask(id).await?);
         assert!(semaphore.lease_of(id).await?.is_some());
         assert!(semaphore.update_lease(id, 3 * LONG).await?);
         assert!(semaphore.try_release(id).await?);
@@ -470,6 +510,20 @@ impl Clients {
         Ok(())
     }
 
+    /// One firing, within a second.
+    async fn jobs_with_a_schedule(&self) -> Result<()> {
+        let job = self.one.job("scheduled");
+        let ran = Notify::new();
+        let each_second = job.clone().schedule(Cron::parse("* * * * * *")?);
+        let running = each_second.run_until(ran.notified(), async |_| ran.notify_one());
+        running.await?;
+        assert_eq!(
+            job.history().await?.map(|history| history.runs.len()),
+            Some(1)
+        );
+        Ok(())
+    }
+
     /// Holds one object of every kind until each has been renewed, and one until it is in the registry of clients.
     async fn renewals(&self) -> Result<()> {
         let registered = self.one.lock("registered").lock().await?;
@@ -496,6 +550,8 @@ impl Clients {
         semaphore.set_permits(2).await?;
         let permit = semaphore.acquire().await?;
         let value = client.group_lock("group", "a").lock().await?;
+        let fair_data = client.fair_read_write_lock("fair-data");
+        let fair_reader = fair_data.read().lock().await?;
         let all_sent = async {
             for looks in 0.. {
                 let missing = missing(&self.bridge.recorded());
@@ -515,6 +571,7 @@ impl Clients {
             () = writer.lost() => {}
             () = permit.lost() => {}
             () = value.lost() => {}
+            () = fair_reader.lost() => {}
         }
         for released in [
             lock.unlock().await,
@@ -523,6 +580,7 @@ impl Clients {
             writer.unlock().await,
             permit.release().await,
             value.unlock().await,
+            fair_reader.unlock().await,
         ] {
             match released {
                 Err(error) if !matches!(error, Error::Lost { .. }) => return Err(error),

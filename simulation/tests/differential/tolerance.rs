@@ -9,7 +9,7 @@ pub(crate) enum Tolerance {
     Exact,
     /// The order of lists.
     AnyOrder,
-    /// The order of lists; and all numbers that could be times.
+    /// The order of lists; and all numbers that could be times, also as lines of a text.
     Times,
     /// Everything but the type.
     TypeOnly,
@@ -22,6 +22,9 @@ const SHORTEST_TIME: f64 = 20.0;
 /// Maximum difference in milliseconds: more than a busy machine delays a test.
 const MAX_TIME_DIFFERENCE: f64 = 10_000.0;
 
+/// Numbers of at least this are times in microseconds since 1970.
+const MICROS: f64 = 1e14;
+
 impl Tolerance {
     pub(crate) fn accepts(self, one: &Value, other: &Value) -> bool {
         if self == Tolerance::TypeOnly {
@@ -31,7 +34,8 @@ impl Tolerance {
             && self == Tolerance::Times
             && one >= SHORTEST_TIME
         {
-            return one == other || (one - other).abs() <= MAX_TIME_DIFFERENCE;
+            let unit = if one < MICROS { 1.0 } else { 1000.0 };
+            return one == other || (one - other).abs() <= MAX_TIME_DIFFERENCE * unit;
         }
         match (one, other) {
             (Value::Array(one), Value::Array(other)) => {
@@ -47,6 +51,17 @@ impl Tolerance {
                     Some((known, _)) => other.starts_with(known),
                     None => one == other,
                 }
+            }
+            (Value::BulkString(one), Value::BulkString(other))
+                if self == Tolerance::Times && one.contains(&b'\n') =>
+            {
+                let lines = |text: &[u8]| -> Vec<Value> {
+                    let lines = text.split(|byte| *byte == b'\n');
+                    lines.map(|line| Value::BulkString(line.to_vec())).collect()
+                };
+                let (one, other) = (lines(one), lines(other));
+                let mut pairs = one.iter().zip(&other);
+                one.len() == other.len() && pairs.all(|(one, other)| self.accepts(one, other))
             }
             _ => one == other,
         }
