@@ -4,7 +4,7 @@
 use sqlx::Connection;
 use sqlx::{Error, MySqlConnection};
 
-/// The table and the procedure that check tokens.
+/// The table and the procedure that check tokens: a script for the client `mariadb`, with `DELIMITER`.
 pub const SCHEMA: &str = include_str!("mariadb.sql");
 
 #[cfg(feature = "testing")]

@@ -170,8 +170,16 @@ pub(crate) async fn force_unlock(
         Some(ObjectState::ReadWriteLock { .. }) => {
             client.read_write_lock(name).write().force_unlock().await?
         }
+        Some(ObjectState::FairReadWriteLock { writer: None, .. }) => {
+            client
+                .fair_read_write_lock(name)
+                .read()
+                .force_unlock()
+                .await?
+        }
         Some(ObjectState::FairReadWriteLock { .. }) => {
             let lock = client.fair_read_write_lock(name);
+            // First what the writer also reads: while it holds, that serves no waiter.
             let readers = lock.read().force_unlock().await?;
             lock.write().force_unlock().await? || readers
         }

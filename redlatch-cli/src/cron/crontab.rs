@@ -216,7 +216,7 @@ fn options(words: &str) -> Result<Options, String> {
             }
             "retry" => {
                 let number = value.parse().ok().filter(|number| *number <= MAX_RETRIES);
-                options.retry = number.ok_or_else(|| invalid("use 0 to 1000"))?;
+                options.retry = number.ok_or_else(|| invalid("use 0 to 19"))?;
             }
             "jitter" => options.jitter = parsed_duration()?,
             "timeout" => options.timeout = Some(parsed_duration()?),
@@ -235,7 +235,7 @@ fn options(words: &str) -> Result<Options, String> {
 }
 
 /// The most that `retry` accepts.
-const MAX_RETRIES: u32 = 1000;
+const MAX_RETRIES: u32 = 19;
 
 impl Line {
     /// Returns the job for the library. The timeout is that of the command, which takes some time to
@@ -390,8 +390,8 @@ mod tests {
             ),
             ("0 2 * * * report [retry=1 true", "`]` expected"),
             ("0 2 * * * report [retry] true", "OPTION=VALUE"),
-            ("0 2 * * * report [retry=-1] true", "0 to 1000"),
-            ("0 2 * * * report [retry=1001] true", "0 to 1000"),
+            ("0 2 * * * report [retry=-1] true", "0 to 19"),
+            ("0 2 * * * report [retry=20] true", "0 to 19"),
             ("0 2 * * * report [retry=1 retry=1] true", "repeated"),
             (
                 "0 2 * * * report [overlap=maybe] true",

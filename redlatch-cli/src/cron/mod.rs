@@ -20,14 +20,14 @@ use self::crontab::Line;
 use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
 use crate::output::stderr::{detail, note, stderr};
-use crate::process::signals::{Caught, Signals};
+use crate::process::signals::{Caught, Signals, discard_stop};
 use crate::store::args::StoreArgs;
 use crate::store::{self, WaitLimits};
 use crate::text;
 use crate::threads::run_in_thread;
 
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
-    let mut signals = Signals::catch_ending()?;
+    let mut signals = Signals::catch_ending_and_stopping()?;
     let jobs = read(cron).await?;
     let mut settings = Client::builder().label("redlatch cron");
     if let Some(watchdog) = cron.watchdog {
@@ -146,7 +146,8 @@ impl<'a> Running<'a> {
                         }
                     },
                     Caught::End(_) => break,
-                    Caught::Other(_) | Caught::Stop | Caught::Child => {}
+                    Caught::Stop => discard_stop(),
+                    Caught::Other(_) | Caught::Child => {}
                 },
                 Some(ended) = self.schedulers.join_next() => match ended {
                     Ok((_, Ok(()))) => {}
@@ -178,7 +179,8 @@ impl<'a> Running<'a> {
                 caught = signals.next() => match caught {
                     Caught::End(Signal::HUP) => {}
                     Caught::End(_) => drop(self.ends.send_replace(true)),
-                    Caught::Other(_) | Caught::Stop | Caught::Child => {}
+                    Caught::Stop => discard_stop(),
+                    Caught::Other(_) | Caught::Child => {}
                 },
                 ended = self.schedulers.join_next() => if ended.is_none() {
                     return;

@@ -61,7 +61,7 @@ fn all_wrong_lines_are_reported_and_nothing_starts() {
         for (line, reason) in [
             (3, "out of bounds"),
             (4, "`Mars/Olympus` is unknown"),
-            (5, "0 to 1000"),
+            (5, "0 to 19"),
         ] {
             let prefix = format!("redlatch: {file}:{line}: ");
             let found = stderr.lines().find_map(|line| line.strip_prefix(&prefix));

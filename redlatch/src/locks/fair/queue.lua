@@ -12,8 +12,8 @@
 -- is its own wait time later than the one before it.
 --
 -- A waiter subscribes to its own channel for as long as it waits. A waiter whose channel has no
--- subscriber is absent: it died, or it is reconnecting. Absence counts only on a free lock whose
--- head is absent. Then all absent waiters are recorded together, so that one grace period applies to
+-- subscriber is absent: it died, or it is reconnecting. Absence counts only if the lock is free for the
+-- requesting owner, and the head is absent. Then all absent waiters are recorded together, so that one grace period applies to
 -- all of them at the same time. An absent waiter is dropped when it is the head, its grace period
 -- has passed, and it is still absent. So a waiter that is connected when its turn comes keeps its
 -- position, even if it was recorded before. The timeouts, by which Redisson drops waiters, do not change.

@@ -609,7 +609,8 @@ impl<'a> FairQueue<'a> {
             reservation: grace.min(MAX_RESERVATION),
             absent_before: 0,
         };
-        let free = left.is_none();
+        // An object that several owners may hold can be free for this owner, but not for the head.
+        let free = left.is_none() || self.left_for(owner)?.is_none();
         let Some(head) = state.head.as_deref().filter(|&head| free && head != owner) else {
             return Ok(state);
         };

@@ -13,7 +13,8 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
     local left = left_for(head or owner)
     -- How long a free lock is reserved for the head, and how many waiters before this owner are absent.
     local reservation, absent_before = math.min(grace, 1000), 0
-    if not left and head and head ~= owner and is_connected(channel, head) == false then
+    -- An object that several owners may hold can be free for this owner, but not for the head.
+    if head and head ~= owner and not (left and left_for(owner)) and is_connected(channel, head) == false then
         local owners, absent = record_absences(channel, now, grace, owner)
         local dropped_timeout
         head = nil

@@ -62,7 +62,8 @@ if text then
     if ms then
         return { 3, attempt, ms }
     end
-    if attempt >= tonumber(ARGV[3]) then
+    -- Those that wait do not look at later runs here, but below.
+    if attempt >= tonumber(ARGV[3]) or (mode == 'allow' and last and last > slot) then
         lose(field(attempt))
         redis.call('HSET', KEYS[1], unpack(changes))
         return { 2, 0, 0 }
@@ -78,6 +79,9 @@ if latest and latest ~= field(attempt) and mode ~= 'allow' then
         local ms = left(other)
         if ms and (mode == 'wait' or text) then
             return { 6, ms, 0 }
+        elseif ms and tonumber(ARGV[4]) > 0 and slot > now then
+            -- The other run may end in time.
+            return { 4, slot - now, 0 }
         elseif ms then
             redis.call('HSET', KEYS[1], 'last', string.format('%d', slot),
                 'skipped', string.format('%d', (tonumber(state[3] or '') or 0) + 1))

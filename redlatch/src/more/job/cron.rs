@@ -21,9 +21,9 @@ use crate::more::once::Slot;
 /// 15th, `FRI#2` the second Friday and `FRI#L` the last one.
 ///
 /// The time zone is UTC unless [`in_tz`](Cron::in_tz) sets it. When the clocks go forward, an
-/// expression with a fixed hour and minute that do not exist fires once, at the end of the gap. When
-/// they go back, it fires once, at the first of the two times. One with `*` or a step in the hour or
-/// minute fires by the time that passes.
+/// expression with a single hour and minute that do not exist fires once, at the end of the gap. When
+/// they go back, it fires once, at the first of the two times. One with several hours or minutes (`*`,
+/// a step, a list or a range) fires by the time that passes: not in the gap, and at both of two times.
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {

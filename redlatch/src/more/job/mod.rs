@@ -106,7 +106,10 @@ pub(crate) async fn names(session: &Session, pattern: &str) -> Result<Vec<String
         let (records, next) = scan.await?;
         let of_client = |record: &String| {
             let name = JobKeys::object_of(record)?.strip_prefix(&session.prefix)?;
-            glob::matches(pattern.as_bytes(), name.as_bytes()).then(|| name.to_owned())
+            // Another program may have written any key.
+            let is_valid = JobKeys::new(&session.prefix, name).object.check().is_ok();
+            let is_wanted = is_valid && glob::matches(pattern.as_bytes(), name.as_bytes());
+            is_wanted.then(|| name.to_owned())
         };
         names.extend(records.iter().filter_map(of_client));
         cursor = next;

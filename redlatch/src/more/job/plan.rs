@@ -126,6 +126,8 @@ fn late(slot: SystemTime, now: SystemTime) -> bool {
 #[derive(Debug, Clone)]
 pub(super) struct Firing {
     pub(super) slot: SystemTime,
+    /// When this machine begins it: after its jitter.
+    due: SystemTime,
     pub(super) overlap: Overlap,
     /// How often the slot may be repeated after its machine has died.
     pub(super) retries: u32,
@@ -172,12 +174,14 @@ pub(super) enum Ending {
 impl Firing {
     pub(super) fn new(
         slot: SystemTime,
+        after: Duration,
         overlap: Overlap,
         retries: u32,
         catch_up: CatchUp,
     ) -> Firing {
         Firing {
             slot,
+            due: slot + after,
             overlap,
             retries,
             catch_up,
@@ -233,6 +237,6 @@ impl Firing {
     }
 
     fn is_missed(&self, now: SystemTime) -> bool {
-        self.catch_up == CatchUp::None && late(self.slot, now)
+        self.catch_up == CatchUp::None && late(self.due, now)
     }
 }

@@ -170,7 +170,9 @@ impl<'a> Begin<'a> {
             if let Some(left) = left(keyspace, text)? {
                 return Ok([3, attempt.into(), left]);
             }
-            if attempt >= self.attempts {
+            // Those that wait do not look at later runs here, but below.
+            let has_later = self.overlap == Overlap::Allow && last > Some(self.slot);
+            if attempt >= self.attempts || has_later {
                 changes.push((format!("end:{}", of(attempt)), lost));
                 change(keyspace, key, changes)?;
                 return Ok([2, 0, 0]);
@@ -190,6 +192,10 @@ impl<'a> Begin<'a> {
             match left(keyspace, &other)? {
                 Some(left) if self.overlap == Overlap::Wait || text.is_some() => {
                     return Ok([6, left, 0]);
+                }
+                // The other run may end in time.
+                Some(_) if self.ahead > 0 && self.slot > now => {
+                    return Ok([4, self.slot - now, 0]);
                 }
                 Some(_) => {
                     changes.push(("last".to_owned(), self.slot.to_string()));

@@ -125,7 +125,12 @@ impl Outcome {
 
     /// Returns the lines that the store keeps.
     fn lines(&self) -> String {
-        format!("{}\n{}\n{}", self.state, line(&self.text), self.output)
+        format!(
+            "{}\n{}\n{}",
+            self.state,
+            line(shortened(&self.text)),
+            self.output
+        )
     }
 }
 
@@ -191,7 +196,7 @@ impl Scheduled {
     /// Sets how often a firing is repeated if the machine that ran it dies, or cannot reach the store
     /// for longer than the lease. Default 0, because such a run may have done its work. Work that
     /// has ended is never repeated, also if it has failed. If a later firing has begun meanwhile,
-    /// the run is not repeated either.
+    /// the run is not repeated either. At most 19.
     #[must_use]
     pub fn retry(mut self, retries: u32) -> Scheduled {
         self.retries = retries;
@@ -328,6 +333,11 @@ impl Scheduled {
                 return Err(Error::InvalidSetting { setting, reason });
             }
         }
+        if self.retries >= KEPT {
+            let reason = format!("use fewer than {KEPT}");
+            let setting = "retry";
+            return Err(Error::InvalidSetting { setting, reason });
+        }
         Ok(())
     }
 
@@ -358,7 +368,7 @@ impl Scheduled {
         F: Fn(Run) -> W,
         W: Future<Output: Into<Outcome>>,
     {
-        let firing = Firing::new(slot, self.overlap, self.retries, self.catch_up);
+        let firing = Firing::new(slot, after, self.overlap, self.retries, self.catch_up);
         let (held, id, attempt) = match self.decide(firing, after, ahead, progressed).await {
             Ok(begun) => begun,
             Err(Ending::Missed) => return self.log_missed(slot),
@@ -384,6 +394,8 @@ impl Scheduled {
         };
         let outcome = match held.run(working).await {
             Ok(outcome) => outcome,
+            // The machine that repeats the firing records the loss.
+            Err(_) if attempt <= self.retries => return held.release().await,
             Err(lost) => Outcome::new("lost", lost.to_string()),
         };
         let of = attempt_key(millis(slot), attempt);
@@ -453,7 +465,11 @@ impl Scheduled {
                             // The same run may have begun: repeated with its id.
                             Next::Pause(pause) if held.as_ref().is_some_and(Held::is_valid) => {
                                 sleep(pause).await;
-                                Next::Begin
+                                // Without the lock, the run would be lost before its work began.
+                                match held.as_ref().is_some_and(Held::is_valid) {
+                                    true => Next::Begin,
+                                    false => Next::Pause(Duration::ZERO),
+                                }
                             }
                             other => other,
                         },

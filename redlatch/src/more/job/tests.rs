@@ -327,7 +327,7 @@ fn firing_does_what_the_store_replies() {
 
 fn firing(retries: u32, catch_up: CatchUp) -> Firing {
     let slot = at("2027-01-01T00:00");
-    Firing::new(slot, Overlap::Skip, retries, catch_up)
+    Firing::new(slot, Duration::ZERO, Overlap::Skip, retries, catch_up)
 }
 
 #[test]
@@ -649,7 +649,7 @@ async fn run_that_never_ends_times_out() {
 async fn lost_lock_drops_the_work_and_is_recorded() {
     let fleet = Fleet::new("2027-01-01T01:59:40");
     let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-    let machine = fleet.start(0, job.retry(1), 24 * 60 * MINUTE);
+    let machine = fleet.start(0, job, 24 * 60 * MINUTE);
     sleep(MINUTE).await;
     assert!(fleet.client().lock("job").force_unlock().await.unwrap());
     sleep(MINUTE).await;

@@ -119,8 +119,10 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
                 Ok(Some(token)) => u64::try_from(*token.value).ok(),
                 _ => None,
             };
-            let is_of_lock = [&name.queue, &name.token].map(|key| keyspace.exists(key));
-            if is_free && is_of_lock == [false; 2] {
+            // The token of an earlier lock may remain for ever.
+            let [has_queue, has_fair] =
+                [&name.queue, &name.fair_queue].map(|key| keyspace.exists(key));
+            if is_free && !has_queue && has_fair {
                 let queue = unexpired_waiters(keyspace, &name.fair_queue, &name.fair_timeouts);
                 return Ok(fair_state([].into_iter(), queue));
             }

@@ -26,6 +26,8 @@ elseif ARGV[2] then
         held = timestamp and tonumber(timestamp) > now and held or 0
         look_for_request(hex)
     end
+    -- The request of a permit remains after its release.
+    asking = held == 1 and asking or 0
 else
     held = redis.call('EXISTS', KEYS[1])
 end

@@ -41,7 +41,7 @@ pub(crate) fn url_of(client: &redis::Client, options: &ConnectOptions) -> Result
         ConnectionAddr::TcpTls {
             tls_params: Some(_),
             ..
-        } if options.tls.first_tls_setting().is_none() => unsupported(
+        } if options.tls.ca.is_none() && options.tls.client.is_none() => unsupported(
             "tls_params",
             "the certificates of a `redis::Client` cannot be read; set them again on the builder: \
              `tls_ca`, `tls_client_cert`",

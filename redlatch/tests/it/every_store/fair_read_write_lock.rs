@@ -251,41 +251,49 @@ async fn holders_that_die_delay_others_by_their_leases() {
 /// A writer that is first in the queue has no connection: readers behind it wait for its grace period, and no longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_waiter_delays_others_by_one_grace_period() {
-    let (server, proxy) = proxied_server();
-    let near = connect(short_linger(), &server.url()).await;
-    let far = connect(short_linger(), &proxy.url()).await;
-    let grace = Duration::from_millis(600);
-    let of = |client: &Client| client.fair_read_write_lock("a").grace_period(grace);
-    let (lock, theirs) = (of(&near), of(&far));
-    let first = held(&lock.write()).await;
-    let dies = spawn_waiter(&theirs.write(), &lock, 0).await;
-    until("it is subscribed", async || channels(&server) >= 1).await;
-    let readers = [
-        spawn_waiter(&lock.read(), &lock, 1).await,
-        spawn_waiter(&lock.read(), &lock, 2).await,
-    ];
-    cut_off(&proxy);
-    let gone = async || channels(&server) == 2;
-    until("only the others are subscribed", gone).await;
-    let begun = std::time::Instant::now();
-    free(first).await;
-    let mut guards = Vec::new();
-    for reader in readers {
-        guards.push(turn(reader).await);
+    for holder_reads in [false, true] {
+        let (server, proxy) = proxied_server();
+        let near = connect(short_linger(), &server.url()).await;
+        let far = connect(short_linger(), &proxy.url()).await;
+        let grace = Duration::from_millis(600);
+        let of = |client: &Client| client.fair_read_write_lock("a").grace_period(grace);
+        let (lock, theirs) = (of(&near), of(&far));
+        let (writer, reader) = match holder_reads {
+            false => (Some(held(&lock.write()).await), None),
+            // It goes on to hold: the lock is free for other readers, but not for the dead writer.
+            true => (None, Some(held(&lock.read()).await)),
+        };
+        let dies = spawn_waiter(&theirs.write(), &lock, 0).await;
+        until("it is subscribed", async || channels(&server) >= 1).await;
+        let readers = [
+            spawn_waiter(&lock.read(), &lock, 1).await,
+            spawn_waiter(&lock.read(), &lock, 2).await,
+        ];
+        cut_off(&proxy);
+        let gone = async || channels(&server) == 2;
+        until("only the others are subscribed", gone).await;
+        let begun = std::time::Instant::now();
+        if let Some(writer) = writer {
+            free(writer).await;
+        }
+        let mut guards = Vec::new();
+        for reader in readers {
+            guards.push(turn(reader).await);
+        }
+        assert!(begun.elapsed() >= grace);
+        // It continues to wait, at the end of the queue.
+        proxy.refuse(false);
+        until_queued(&lock, 1).await;
+        for guard in guards.into_iter().chain(reader) {
+            free(guard).await;
+        }
+        free(turn(dies).await).await;
+        assert_nothing_left(&near, &lock).await;
+        within_limit("settled", far.flush()).await;
+        let keys: usize = server.command(&["DBSIZE"]);
+        let registry: Vec<String> = server.command(&["KEYS", "redlatch_client:*"]);
+        assert_eq!(keys, registry.len());
     }
-    assert!(begun.elapsed() >= grace);
-    // It continues to wait, at the end of the queue.
-    proxy.refuse(false);
-    until_queued(&lock, 1).await;
-    for guard in guards {
-        free(guard).await;
-    }
-    free(turn(dies).await).await;
-    assert_nothing_left(&near, &lock).await;
-    within_limit("settled", far.flush()).await;
-    let keys: usize = server.command(&["DBSIZE"]);
-    let registry: Vec<String> = server.command(&["KEYS", "redlatch_client:*"]);
-    assert_eq!(keys, registry.len());
 }
 
 /// A release, and an acquisition, serve all consecutive readers in one script. Without grants each requests its turn.
