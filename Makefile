@@ -47,7 +47,6 @@ faketime:
 postgresql:
 	@tools/need initdb postgresql "The tests of fencing tokens need a real PostgreSQL server"
 
-mariadb: export PATH := $(PATH):/usr/sbin
 mariadb:
 	@tools/need mariadbd mariadb-server "The tests of fencing tokens need a real MariaDB server"
 

@@ -9,8 +9,10 @@ use serde::Serialize;
 use crate::args::cron::Jobs;
 use crate::exit::Failure;
 use crate::output::{escape, stdout};
+use crate::show::{whole_millis, widths};
 use crate::store::args::StoreArgs;
-use crate::{duration, store, text};
+use crate::text::utc_time;
+use crate::{duration, store};
 
 /// A job in JSON.
 #[derive(Debug, Serialize)]
@@ -83,21 +85,15 @@ pub(crate) async fn read_all(
     Ok(all)
 }
 
-fn utc(time: SystemTime) -> String {
-    let [date, time] = text::utc(time);
-    format!("{date}T{time}Z")
-}
-
 pub(crate) fn to_json(history: &History, now: SystemTime) -> Job<'_> {
-    let millis = |took: Duration| u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     let runs = history.runs.iter().map(|run| Run {
-        slot: utc(run.slot),
+        slot: utc_time(run.slot),
         attempt: run.attempt,
         state: run.state.as_str(),
         host: &run.host,
         by: &run.by,
-        began: utc(run.began),
-        took_ms: run.took.map(millis),
+        began: utc_time(run.began),
+        took_ms: run.took.map(whole_millis),
         outcome: &run.outcome,
         output: &run.output,
     });
@@ -106,8 +102,8 @@ pub(crate) fn to_json(history: &History, now: SystemTime) -> Job<'_> {
         name: &history.name,
         schedule: schedule.map(|cron| cron.expression()),
         tz: schedule.map(|cron| cron.tz()),
-        next: history.next_run(now).map(utc),
-        last_slot: utc(history.last_slot),
+        next: history.next_run(now).map(utc_time),
+        last_slot: utc_time(history.last_slot),
         skipped: history.skipped,
         runs: runs.collect(),
     }
@@ -128,11 +124,11 @@ fn list(histories: &[History], now: SystemTime) -> Vec<String> {
         let of = |text: fn(&RunRecord) -> String| latest.map(text).unwrap_or_default();
         [
             history.name.clone(),
-            of(|run| utc(run.slot)),
+            of(|run| utc_time(run.slot)),
             of(|run| run.state.as_str().to_owned()),
             latest.map(|run| took(run, now)).unwrap_or_default(),
             of(|run| run.host.clone()),
-            history.next_run(now).map(utc).unwrap_or_default(),
+            history.next_run(now).map(utc_time).unwrap_or_default(),
             history.skipped.to_string(),
             history
                 .schedule
@@ -150,10 +146,10 @@ fn list(histories: &[History], now: SystemTime) -> Vec<String> {
 fn lines_of(history: &History, now: SystemTime) -> Vec<String> {
     let row = |run: &RunRecord| {
         [
-            utc(run.slot),
+            utc_time(run.slot),
             run.attempt.to_string(),
             run.state.as_str().to_owned(),
-            utc(run.began),
+            utc_time(run.began),
             took(run, now),
             run.by.clone(),
             run.outcome.clone(),
@@ -162,11 +158,11 @@ fn lines_of(history: &History, now: SystemTime) -> Vec<String> {
     let head = ["SLOT", "ATTEMPT", "STATE", "BEGAN", "TOOK", "BY", "OUTCOME"];
     let mut lines = table(head, history.runs.iter().map(row));
     if let Some(next) = history.next_run(now) {
-        lines.push(format!("next run: {}", utc(next)));
+        lines.push(format!("next run: {}", utc_time(next)));
     }
     let latest = history.runs.first();
     if let Some(run) = latest.filter(|run| !run.output.trim().is_empty()) {
-        lines.push(format!("output of {}:", utc(run.slot)));
+        lines.push(format!("output of {}:", utc_time(run.slot)));
         lines.extend(run.output.lines().map(|line| format!("  {line}")));
     }
     lines
@@ -179,8 +175,7 @@ fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
     let rows: Vec<[String; N]> = rows
         .map(|row| row.map(|cell| escape::line(&cell)))
         .collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let widths = widths(&rows);
     let line = |row: &[String; N]| {
         let cells = row
             .iter()

@@ -82,7 +82,6 @@ pub(crate) struct Registered {
 impl Registered {
     pub(crate) fn new(entry: &RegistryEntry) -> Registered {
         let client = &*entry.client;
-        let [date, time] = text::utc(text::ago(SystemTime::now(), entry.age));
         Registered {
             host: client.host.clone(),
             pid: client.pid,
@@ -90,7 +89,7 @@ impl Registered {
             version: client.version.clone(),
             label: client.label.clone(),
             kind: entry.kind.clone(),
-            since: format!("{date}T{time}Z"),
+            since: text::utc_time(text::ago(SystemTime::now(), entry.age)),
             age_ms: whole_millis(entry.age),
             note: entry.note.clone(),
             text: text::client(entry),
@@ -343,8 +342,9 @@ fn table(objects: &[Object], wide: bool) -> Vec<String> {
     cells.iter().map(line).collect()
 }
 
-fn widths(cells: &[Row]) -> [usize; HEAD.len()] {
-    let mut widths = [0; HEAD.len()];
+/// Returns the width of each column.
+pub(crate) fn widths<const N: usize>(cells: &[[String; N]]) -> [usize; N] {
+    let mut widths = [0; N];
     for row in cells {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);

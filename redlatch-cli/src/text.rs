@@ -50,6 +50,12 @@ pub(crate) fn clock(time: SystemTime, age: Duration) -> String {
     }
 }
 
+/// Returns the time as `2026-11-22T02:00:00Z`.
+pub(crate) fn utc_time(time: SystemTime) -> String {
+    let [date, time] = utc(time);
+    format!("{date}T{time}Z")
+}
+
 /// Returns the date and the time of the day.
 pub(crate) fn utc(time: SystemTime) -> [String; 2] {
     let seconds = time

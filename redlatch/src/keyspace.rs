@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::lease::Expiry;
+use crate::lease::{self, Expiry};
 #[cfg(test)]
 use crate::name::GROUP_END;
 
@@ -248,7 +248,7 @@ impl Keyspace {
     /// Converts a time to a timestamp: whole milliseconds since an origin of this keyspace.
     pub(crate) fn timestamp(&mut self, at: Instant) -> i64 {
         let origin = *self.origin.get_or_insert(at);
-        i64::try_from(at.saturating_duration_since(origin).as_millis()).unwrap_or(i64::MAX)
+        lease::millis(at.saturating_duration_since(origin))
     }
 
     /// Publishes to `channel` once the current step has ended. Returns the number of subscribers.
@@ -385,9 +385,7 @@ impl Keyspace {
                 }
                 Value::Texts(texts) => DumpedValue::Hash(texts.clone()),
             };
-            let left = entry.ends.map_or(-1, |ends| {
-                i64::try_from((ends - self.now).as_millis()).unwrap_or(i64::MAX)
-            });
+            let left = entry.ends.map_or(-1, |ends| lease::millis(ends - self.now));
             Some((key, (value, left)))
         });
         entries.collect()

@@ -61,6 +61,11 @@ impl Lease {
     }
 }
 
+/// Returns a time in milliseconds, for scripts.
+pub(crate) fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
 /// When something in the store expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Expiry {
@@ -90,6 +95,11 @@ impl Expiry {
         u64::try_from(left).map_or(Expiry::Never, |left| {
             Expiry::In(Duration::from_millis(left))
         })
+    }
+
+    /// The inverse of [`Expiry::from_millis`].
+    pub(crate) fn millis(self) -> i64 {
+        self.duration().map_or(-1, millis)
     }
 
     /// Returns when something expires that ends then, or never.

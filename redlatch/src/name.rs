@@ -525,11 +525,7 @@ impl JobKeys {
 
     /// Returns the key of the job with this record: its name with the prefix.
     pub(crate) fn object_of(record: &str) -> Option<&str> {
-        let rest = record.strip_prefix(JOB)?.strip_prefix(':')?;
-        match rest.strip_prefix(':') {
-            Some(key) => Some(key),
-            None => rest.strip_prefix('{')?.strip_suffix('}'),
-        }
+        name_within(JOB, record)
     }
 }
 
@@ -625,9 +621,8 @@ pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
 /// Returns the key of the fair lock to which a queue belongs, and the one that shares the queue, if
 /// there is one: the locks `a` and `{a}` have one queue.
 fn objects_of_queue(queue: &str) -> Option<(&str, Option<&str>)> {
-    if let Some(name) = queue.strip_prefix(FAIR_QUEUE) {
-        let inside = || name.strip_prefix(":{")?.strip_suffix('}');
-        return Some((name.strip_prefix("::").or_else(inside)?, None));
+    if let Some(name) = name_within(FAIR_QUEUE, queue) {
+        return Some((name, None));
     }
     let name = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
     let inside = name.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
@@ -698,6 +693,13 @@ fn unambiguous(prefix: &str, name: &str, special: &[char]) -> String {
     } else {
         prefixed(prefix, name)
     }
+}
+
+/// The inverse of [`unambiguous`].
+fn name_within<'a>(prefix: &str, key: &'a str) -> Option<&'a str> {
+    let rest = key.strip_prefix(prefix)?.strip_prefix(':')?;
+    let with_own_tag = rest.strip_prefix(':');
+    with_own_tag.or_else(|| rest.strip_prefix('{')?.strip_suffix('}'))
 }
 
 /// Returns a key that belongs to `name`, in its cluster slot.

@@ -302,12 +302,10 @@ fn other_end(client: &str) -> Option<String> {
     let port = format!(":{:04X}", address.port());
     let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
     let is_local = |line: &&str| {
-        line.split_whitespace()
-            .nth(1)?
-            .ends_with(&port)
-            .then_some(())
+        let local = line.split_whitespace().nth(1);
+        local.is_some_and(|local| local.ends_with(&port))
     };
-    let line = table.lines().find(|line| is_local(line).is_some())?;
+    let line = table.lines().find(is_local)?;
     Some(line.trim().to_owned())
 }
 

@@ -382,10 +382,10 @@ fn add_password_changes(faults: &mut Vec<ScheduledFault>, interval: Duration, du
     faults.sort_by_key(|scheduled| scheduled.from);
 }
 
-/// Draws one or two names for half of the kinds. The members of a multi-lock are also acquired alone.
-/// Drawn apart, so that the other seeds have the plans that they had.
+/// Kinds that are drawn apart, so that the other seeds have the plans that they had.
 const FAIR: [&str; 2] = ["fair-rw", "fair-permits"];
 
+/// Draws one or two names for half of the kinds. The members of a multi-lock are also acquired alone.
 fn draw_names(random: &mut Random) -> Vec<String> {
     let mut names = BTreeSet::new();
     let is_drawn_here = |kind: &&str| !FAIR.contains(kind);

@@ -4,6 +4,10 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use crate::config;
+use crate::ports::free_port;
+use crate::temp_dir::TempDir;
+
 /// A shell that runs a script. The script cleans up when its standard input ends: when this value
 /// is dropped, and when this process dies.
 #[derive(Debug)]
@@ -66,6 +70,16 @@ impl ServerProcess {
     /// Starts a `redis-server`. Returns `None` if it exited before it was ready, because the port was taken.
     pub(crate) fn launch(args: &[String]) -> Option<ServerProcess> {
         ServerProcess::launch_with(SERVER_SCRIPT, args)
+    }
+
+    /// Starts a database server with a script that gets its directory and a free port. Another process may take the port before
+    /// the server does; then it tries another one. Returns the port.
+    pub(crate) fn launch_on_free_port(script: &str, dir: &TempDir) -> Option<(u16, ServerProcess)> {
+        (0..20).find_map(|_| {
+            let port = free_port();
+            let args = [config::path(dir.path()), port.to_string()];
+            Some((port, ServerProcess::launch_with(script, &args)?))
+        })
     }
 
     /// Starts a server with a script that prints its process id and its log, as [`SERVER_SCRIPT`]

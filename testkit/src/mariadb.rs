@@ -3,8 +3,6 @@
 use std::process::{Command, Stdio};
 
 use crate::child_guard::ServerProcess;
-use crate::config;
-use crate::ports::free_port;
 use crate::temp_dir::TempDir;
 
 /// A MariaDB server without databases of a user, on a free port of 127.0.0.1. It ends when dropped, and also when the process
@@ -46,19 +44,14 @@ impl Mariadb {
     /// If MariaDB is missing or does not start.
     pub fn start() -> Mariadb {
         let dir = TempDir::new();
-        // Another process may take the port before the server does. In that case, try another port.
-        for _ in 0..20 {
-            let port = free_port();
-            let args = [config::path(dir.path()), port.to_string()];
-            if let Some(running) = ServerProcess::launch_with(MARIADB_SCRIPT, &args) {
-                return Mariadb {
-                    port,
-                    _running: running,
-                    _dir: dir,
-                };
-            }
+        let started = ServerProcess::launch_on_free_port(MARIADB_SCRIPT, &dir);
+        let (port, running) =
+            started.expect("MariaDB did not start; on Debian: apt-get install mariadb-server");
+        Mariadb {
+            port,
+            _running: running,
+            _dir: dir,
         }
-        panic!("MariaDB did not start; on Debian: apt-get install mariadb-server");
     }
 
     /// Returns the URL of the user `root`, to which the name of a database is appended (`/name`).

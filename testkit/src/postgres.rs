@@ -3,8 +3,6 @@
 use std::path::Path;
 
 use crate::child_guard::ServerProcess;
-use crate::config;
-use crate::ports::free_port;
 use crate::temp_dir::TempDir;
 
 /// A PostgreSQL server with an empty database, on a free port of 127.0.0.1. It ends when dropped, and
@@ -47,15 +45,10 @@ impl Postgres {
     /// If PostgreSQL is missing or does not start.
     pub fn start() -> Postgres {
         let dir = TempDir::new();
-        // Another process may take the port before the server does. In that case, try another port.
-        for _ in 0..20 {
-            let port = free_port();
-            let args = [config::path(dir.path()), port.to_string()];
-            if let Some(running) = ServerProcess::launch_with(POSTGRES_SCRIPT, &args) {
-                return Postgres { port, running, dir };
-            }
-        }
-        panic!("PostgreSQL did not start; on Debian: apt-get install postgresql");
+        let started = ServerProcess::launch_on_free_port(POSTGRES_SCRIPT, &dir);
+        let (port, running) =
+            started.expect("PostgreSQL did not start; on Debian: apt-get install postgresql");
+        Postgres { port, running, dir }
     }
 
     /// Returns its process id.

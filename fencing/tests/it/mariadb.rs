@@ -5,7 +5,7 @@ use redlatch_fencing::postgresql_sqlx;
 use redlatch_testkit::{shared, unique};
 use sqlx::{Connection as _, Error, MySqlConnection, PgConnection};
 
-use crate::support::{Database, MariadbDatabase};
+use crate::support::{Database, MariadbDatabase, OVERLAPS, assert_overlap};
 
 #[tokio::test]
 async fn equal_and_greater_tokens_pass_and_smaller_ones_do_not() {
@@ -109,29 +109,15 @@ async fn concurrent_transactions_on_one_resource_are_ordered() {
     let database = MariadbDatabase::create().await;
     // Also if the resource has no row yet.
     for has_row in [true, false] {
-        for (tokens, commits, passes) in [
-            ([4, 6], true, true),
-            ([4, 6], false, true),
-            ([4, 4], true, true),
-            ([6, 4], true, false),
-            ([6, 4], false, true),
-        ] {
+        for (tokens, commits, passes) in OVERLAPS {
             let account = unique("account");
             if has_row {
                 let mut connection = database.connect().await;
                 fence(&mut connection, &account, 3).await.unwrap();
             }
-            match overlap(&database, &account, tokens, commits).await {
-                // It reads what the transaction that it waited for has written.
-                Ok(entries) => assert!(
-                    passes && entries == i64::from(commits),
-                    "{has_row} {tokens:?} {commits}: {entries}"
-                ),
-                Err(error) => assert!(
-                    !passes && is_stale(&error),
-                    "{has_row} {tokens:?} {commits}: {error:?}"
-                ),
-            }
+            let second = overlap(&database, &account, tokens, commits).await;
+            let what = format!("{has_row} {tokens:?} {commits}");
+            assert_overlap(&what, second, commits, passes, is_stale);
         }
     }
 }

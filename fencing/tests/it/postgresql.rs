@@ -7,7 +7,7 @@ use redlatch_testkit::unique;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Error, IsolationLevel};
 
-use crate::support::{Database, stale};
+use crate::support::{Database, OVERLAPS, assert_overlap, stale};
 
 /// Records a token in a transaction of its own.
 async fn fence_alone(client: &mut Client, resource: &str, token: u64) -> Result<(), Error> {
@@ -118,13 +118,7 @@ async fn concurrent_transactions_on_one_resource_are_ordered() {
     let isolation = IsolationLevel::ReadCommitted;
     // Also if the resource has no row yet.
     for has_row in [true, false] {
-        for (tokens, commits, passes) in [
-            ([4, 6], true, true),
-            ([4, 6], false, true),
-            ([4, 4], true, true),
-            ([6, 4], true, false),
-            ([6, 4], false, true),
-        ] {
+        for (tokens, commits, passes) in OVERLAPS {
             let account = unique("account");
             if has_row {
                 fence_alone(&mut database.client, &account, 3)
@@ -132,17 +126,8 @@ async fn concurrent_transactions_on_one_resource_are_ordered() {
                     .unwrap();
             }
             let second = overlap(&database, &account, tokens, commits, isolation).await;
-            match second {
-                // It reads what the transaction that it waited for has written.
-                Ok(entries) => assert!(
-                    passes && entries == i64::from(commits),
-                    "{has_row} {tokens:?} {commits}: {entries}"
-                ),
-                Err(error) => assert!(
-                    !passes && is_stale(&error),
-                    "{has_row} {tokens:?} {commits}: {error:?}"
-                ),
-            }
+            let what = format!("{has_row} {tokens:?} {commits}");
+            assert_overlap(&what, second, commits, passes, is_stale);
         }
     }
 }

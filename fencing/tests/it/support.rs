@@ -1,6 +1,7 @@
 //! Databases with a ledger, a service, and holders in processes of their own.
 
 use std::convert::Infallible;
+use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -390,4 +391,29 @@ pub(crate) fn stale(tokens: &[i64]) -> usize {
             token < greatest
         })
         .count()
+}
+
+/// The tokens of two transactions that overlap, whether the first one commits, and whether the second one then passes.
+pub(crate) const OVERLAPS: [([u64; 2], bool, bool); 5] = [
+    ([4, 6], true, true),
+    ([4, 6], false, true),
+    ([4, 4], true, true),
+    ([6, 4], true, false),
+    ([6, 4], false, true),
+];
+
+/// Checks how the second one has ended.
+#[track_caller]
+pub(crate) fn assert_overlap<E: Debug>(
+    what: &str,
+    second: Result<i64, E>,
+    commits: bool,
+    passes: bool,
+    is_stale: fn(&E) -> bool,
+) {
+    match second {
+        // It reads what the transaction that it waited for has written.
+        Ok(entries) => assert!(passes && entries == i64::from(commits), "{what}: {entries}"),
+        Err(error) => assert!(!passes && is_stale(&error), "{what}: {error:?}"),
+    }
 }

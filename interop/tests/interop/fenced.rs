@@ -1,9 +1,25 @@
 //! The tokens of the fenced lock.
 
+use redlatch_interop::Worker;
 use redlatch_testkit::unique;
 
 use crate::both_ways;
 use crate::peers::{LEASE, REFUSED_AFTER};
+
+/// Acquires a lock in turn. Returns the last token.
+fn rising_tokens([a, b]: [Worker<'_>; 2], name: &str) -> i64 {
+    let mut latest = 0;
+    for worker in [a, b, b, a, b, a, a] {
+        let token = worker.run_number(&format!("lock fenced {name} -1 {LEASE}"));
+        assert!(token > latest, "{token} after {latest}");
+        latest = token;
+        for worker in [a, b] {
+            assert_eq!(worker.run_number(&format!("token {name}")), latest);
+        }
+        assert!(worker.run_bool(&format!("unlock fenced {name}")));
+    }
+    latest
+}
 
 both_ways! {
     // Redisson 3.16.8 has no `RFencedLock`.
@@ -14,16 +30,7 @@ both_ways! {
         for worker in [a, b] {
             assert_eq!(worker.run_number(&format!("token {name}")), 0, "never held");
         }
-        let mut latest = 0;
-        for worker in [a, b, b, a, b, a, a] {
-            let token = worker.run_number(&format!("lock fenced {name} -1 {LEASE}"));
-            assert!(token > latest, "{token} after {latest}");
-            latest = token;
-            for worker in [a, b] {
-                assert_eq!(worker.run_number(&format!("token {name}")), latest);
-            }
-            assert!(worker.run_bool(&format!("unlock fenced {name}")));
-        }
+        let latest = rising_tokens([a, b], &name);
         let at: i64 = pair.server.command(&["GET", &format!("redisson_lock_token:{{{name}}}")]);
         assert_eq!(at, latest);
     }
@@ -32,16 +39,7 @@ both_ways! {
     fn tokens_by_the_clock_rise_over_both(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("clock");
-        let mut latest = 0;
-        for worker in [a, b, b, a, b, a, a] {
-            let token = worker.run_number(&format!("lock fenced {name} -1 {LEASE}"));
-            assert!(token > latest, "{token} after {latest}");
-            latest = token;
-            for worker in [a, b] {
-                assert_eq!(worker.run_number(&format!("token {name}")), latest);
-            }
-            assert!(worker.run_bool(&format!("unlock fenced {name}")));
-        }
+        let latest = rising_tokens([a, b], &name);
         assert!((1 << 50..1 << 53).contains(&latest), "{latest}");
         let left: i64 = pair.server.command(&["PTTL", &format!("redisson_lock_token:{{{name}}}")]);
         assert!((1..=86_400_000).contains(&left), "{left}");

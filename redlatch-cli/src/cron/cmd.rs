@@ -1,11 +1,10 @@
 //! One run of a job: `redlatch __job` (`run::of_parent`), which runs the command and ends with all of
 //! its processes when the pipe to it is closed. Prints the output of the command.
 
-use std::future::pending;
 use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch::job::{MAX_OUTPUT, Outcome, Run};
@@ -18,8 +17,8 @@ use tokio::time::{sleep, timeout};
 use super::crontab::Line;
 use crate::args::InternalCommand;
 use crate::output::stderr::{detail, note};
-use crate::output::{self, stdout};
-use crate::process::wrapper::redlatch_command;
+use crate::output::stdout;
+use crate::process::wrapper::{Unblock, internal_command};
 use crate::{duration, text};
 
 /// The shell, unless the crontab sets one.
@@ -40,12 +39,11 @@ pub(crate) async fn run(
     blocked: Arc<[i32]>,
     ends: watch::Receiver<bool>,
 ) -> Outcome {
-    let [date, time] = text::utc(run.slot());
-    let (slot, attempt) = (format!("{date}T{time}Z"), run.attempt());
-    let (name, output) = (&line.name, Mutex::default());
+    let (slot, attempt) = (text::utc_time(run.slot()), run.attempt());
+    let (name, mut output) = (&line.name, Vec::new());
     detail!("{name}: begins {slot}, attempt {attempt}");
     let ended = match start(&line, &slot, attempt, kill_after, &blocked) {
-        Ok(process) => process.until_ended(&line, &output, ends).await,
+        Ok(process) => process.until_ended(&line, &mut output, ends).await,
         Err(error) => Err(error),
     };
     let ended = ended.unwrap_or_else(|error| Err(format!("could not be started: {error}")));
@@ -56,7 +54,6 @@ pub(crate) async fn run(
             Outcome::failure(how)
         }
     };
-    let output = output.into_inner().unwrap_or_else(PoisonError::into_inner);
     outcome.output(&String::from_utf8_lossy(&output))
 }
 
@@ -77,14 +74,7 @@ fn start(
 ) -> io::Result<Process> {
     let (input, lifeline) = io::pipe()?;
     let (output, out) = io::pipe()?;
-    let mut command = redlatch_command();
-    command.arg(InternalCommand::JOB);
-    if output::is_json() {
-        command.args(["--log-format", "json"]);
-    }
-    for number in blocked {
-        command.args(["--unblock", &number.to_string()]);
-    }
+    let mut command = internal_command(InternalCommand::JOB, Unblock::These(blocked));
     command.arg(format!("--name={}", line.name));
     command.arg(format!("--kill-after={}ms", kill_after.as_millis()));
     let shell = line.environment.get("SHELL").map_or(SHELL, |shell| shell);
@@ -110,7 +100,7 @@ impl Process {
     async fn until_ended(
         self,
         line: &Line,
-        kept: &Mutex<Vec<u8>>,
+        kept: &mut Vec<u8>,
         mut ends: watch::Receiver<bool>,
     ) -> io::Result<Result<String, String>> {
         let Process {
@@ -122,12 +112,7 @@ impl Process {
         let mut reading = pin!(print(output, &line.name, kept));
         let mut is_read = false;
         let limit = line.options.timeout;
-        let mut timed_out = pin!(async {
-            match limit {
-                Some(limit) => sleep(limit).await,
-                None => pending().await,
-            }
-        });
+        let mut timed_out = pin!(sleep(limit.unwrap_or(Duration::MAX)));
         let mut reason = None;
         let status = loop {
             tokio::select! {
@@ -158,17 +143,14 @@ impl Process {
 }
 
 /// Prints the lines of the output with the name of the job, and keeps its end.
-async fn print(mut output: pipe::Receiver, name: &str, kept: &Mutex<Vec<u8>>) {
+async fn print(mut output: pipe::Receiver, name: &str, kept: &mut Vec<u8>) {
     let (mut buffer, mut line) = (vec![0; MAX_LINE], Vec::new());
     loop {
         let read = output.read(&mut buffer).await.unwrap_or(0);
         line.extend_from_slice(&buffer[..read]);
-        {
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.extend_from_slice(&buffer[..read]);
-            let surplus = kept.len().saturating_sub(MAX_OUTPUT);
-            kept.drain(..surplus);
-        }
+        kept.extend_from_slice(&buffer[..read]);
+        let surplus = kept.len().saturating_sub(MAX_OUTPUT);
+        kept.drain(..surplus);
         let complete = match line.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => end + 1,
             None if read == 0 || line.len() >= MAX_LINE => line.len(),

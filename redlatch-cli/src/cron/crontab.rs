@@ -13,8 +13,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use redlatch::Client;
 use redlatch::job::{CatchUp, Cron, Overlap, Scheduled};
-use redlatch::{Client, Embedded};
 
 use crate::duration;
 
@@ -45,7 +45,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Line>, Vec<(usize, String)>> {
     let (mut lines_of, mut wrong) = (HashMap::new(), Vec::new());
     let (mut environment, mut zone) = (BTreeMap::new(), "UTC".to_owned());
     // Reports a name that the library does not accept, without a server.
-    let client = Client::builder().connect_embedded(&Embedded::new());
+    let client = Client::embedded();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -61,12 +61,10 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Line>, Vec<(usize, String)>> {
             environment.insert(variable.to_owned(), value.to_owned());
             continue;
         }
-        let mut parsed = job(line, &zone, &environment);
-        if let (Ok(job), Ok(client)) = (&parsed, &client)
-            && let Err(error) = job.scheduled(client).check()
-        {
-            parsed = Err(error.to_string());
-        }
+        let parsed = job(line, &zone, &environment).and_then(|job| {
+            let checked = job.scheduled(&client).check();
+            checked.map(|()| job).map_err(|error| error.to_string())
+        });
         match parsed {
             Ok(job) => match lines_of.insert(job.name.clone(), number) {
                 Some(earlier) => {

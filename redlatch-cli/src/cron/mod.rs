@@ -53,7 +53,7 @@ pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Fail
     };
     let mut running = Running::new(client, cron, signals.blocked());
     running.replace(jobs);
-    let ended = running.until_ended(cron, &mut signals).await;
+    let ended = running.until_ended(&mut signals).await;
     store::flush(&running.client).await;
     ended
 }
@@ -134,18 +134,18 @@ impl<'a> Running<'a> {
     }
 
     /// Waits for signals, and for a job that the store refuses. Then for the end of all runs.
-    async fn until_ended(&mut self, cron: &Cron, signals: &mut Signals) -> Result<u8, Failure> {
-        loop {
+    async fn until_ended(&mut self, signals: &mut Signals) -> Result<u8, Failure> {
+        let ended = loop {
             tokio::select! {
                 biased;
                 caught = signals.next() => match caught {
-                    Caught::End(Signal::HUP) => match read(cron).await {
+                    Caught::End(Signal::HUP) => match read(self.cron).await {
                         Ok(jobs) => self.replace(jobs),
                         Err(failure) => {
                             stderr!("{}; the jobs stay as they were", failure.message);
                         }
                     },
-                    Caught::End(_) => break,
+                    Caught::End(_) => break Ok(exit::OK),
                     Caught::Stop => discard_stop(),
                     Caught::Other(_) | Caught::Child => {}
                 },
@@ -154,19 +154,17 @@ impl<'a> Running<'a> {
                     Ok((name, Err(error))) => {
                         let failure = Failure::from(error);
                         let message = format!("{name}: {}", failure.message);
-                        self.end(signals).await;
-                        return Err(Failure { message, ..failure });
+                        break Err(Failure { message, ..failure });
                     }
                     Err(panic) => {
-                        self.end(signals).await;
                         let (code, message) = (exit::SOFTWARE, panic.to_string());
-                        return Err(Failure { code, message });
+                        break Err(Failure { code, message });
                     }
                 },
             }
-        }
+        };
         self.end(signals).await;
-        Ok(exit::OK)
+        ended
     }
 
     /// Begins no further run, and waits for those that last. A signal ends them.

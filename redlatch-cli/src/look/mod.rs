@@ -358,11 +358,6 @@ impl Look {
         held.count() + self.omitted
     }
 
-    /// Returns how long the longest wait has lasted.
-    pub(crate) fn longest_wait(&self) -> Option<Duration> {
-        self.locks.iter().filter_map(Lock::longest_wait).max()
-    }
-
     /// Returns the elections that have a leader, as far as it is in the registry.
     pub(crate) fn elections(&self) -> impl Iterator<Item = &Lock> {
         let locks = self.locks.iter();

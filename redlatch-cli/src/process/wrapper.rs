@@ -21,30 +21,36 @@ pub(crate) fn exec_command(
     in_foreground: bool,
     unblock: Unblock<'_>,
 ) -> Command {
-    let mut wrapper = redlatch_command();
-    wrapper.arg("__exec");
+    let mut wrapper = internal_command("__exec", unblock);
     if in_foreground {
         wrapper.arg("--foreground");
-    }
-    if output::is_json() {
-        wrapper.args(["--log-format", "json"]);
-    }
-    match unblock {
-        Unblock::All => drop(wrapper.arg("--unblock-all")),
-        Unblock::These(numbers) => {
-            for number in numbers {
-                wrapper.args(["--unblock", &number.to_string()]);
-            }
-        }
     }
     wrapper.args([&std::process::id().to_string(), "--"]);
     wrapper.args(command);
     wrapper
 }
 
+/// Returns a command that runs an internal command of this program.
+pub(crate) fn internal_command(name: &str, unblock: Unblock<'_>) -> Command {
+    let mut internal = redlatch_command();
+    internal.arg(name);
+    if output::is_json() {
+        internal.args(["--log-format", "json"]);
+    }
+    match unblock {
+        Unblock::All => drop(internal.arg("--unblock-all")),
+        Unblock::These(numbers) => {
+            for number in numbers {
+                internal.args(["--unblock", &number.to_string()]);
+            }
+        }
+    }
+    internal
+}
+
 /// Returns a command that runs this program.
 #[cfg(target_os = "linux")]
-pub(crate) fn redlatch_command() -> Command {
+fn redlatch_command() -> Command {
     // Not the path of the executable, which may be a newer version by now, or missing.
     let mut redlatch = Command::new("/proc/self/exe");
     redlatch.arg0("redlatch");
@@ -53,6 +59,6 @@ pub(crate) fn redlatch_command() -> Command {
 
 /// Returns a command that runs this program.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn redlatch_command() -> Command {
+fn redlatch_command() -> Command {
     Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
 }

@@ -68,16 +68,13 @@ impl<R: HasLease> AnyGuard for Guard<R> {
     }
 }
 
-/// What the parent of this process holds for it, and a guard of the same name in an embedded store.
-/// The hold is lost when the parent closes its end of a pipe, also because it has died.
-struct OfParent {
-    guard: Guard,
-    ended: watch::Receiver<bool>,
-}
+/// What the parent of this process holds for it. The hold is lost when the parent closes its end of a
+/// pipe, also because it has died.
+struct OfParent(watch::Receiver<bool>);
 
 impl AnyGuard for OfParent {
     fn lost(&self) -> BoxFuture<'_, Loss> {
-        let mut ended = self.ended.clone();
+        let mut ended = self.0.clone();
         Box::pin(async move {
             // The sender is dropped with it.
             let _ = ended.wait_for(|ended| *ended).await;
@@ -86,11 +83,11 @@ impl AnyGuard for OfParent {
     }
 
     fn is_valid(&self) -> bool {
-        !*self.ended.borrow()
+        !*self.0.borrow()
     }
 
     fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
-        Box::pin(self.guard.unlock())
+        Box::pin(async { Ok(()) })
     }
 }
 
@@ -201,14 +198,13 @@ impl HeldLock {
         }
     }
 
-    /// Returns what the parent of this process holds, until `ended` is true. `guard` is one of an
-    /// embedded store.
-    pub(crate) fn of_parent(guard: Guard, ended: watch::Receiver<bool>) -> HeldLock {
+    /// Returns what the parent of this process holds, until `ended` is true.
+    pub(crate) fn of_parent(name: String, ended: watch::Receiver<bool>) -> HeldLock {
         HeldLock {
             // That of the parent is not known here.
             owner: String::new(),
-            names: vec![guard.name().to_owned()],
-            guard: Box::new(OfParent { guard, ended }),
+            names: vec![name],
+            guard: Box::new(OfParent(ended)),
             token: None,
             asked: Box::pin(pending()),
         }

@@ -39,8 +39,7 @@ async fn run(args: &RunJob) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
     let ended = watch_parent().map_err(|error| Failure::system("cannot watch a pipe", &error))?;
     let client = Client::embedded();
-    let guard = client.lock(&args.name).lock().await?;
-    let held_lock = HeldLock::of_parent(guard, ended);
+    let held_lock = HeldLock::of_parent(args.name.clone(), ended);
     match run_cmd(&client, held_lock, None, &args.cmd, &mut signals).await? {
         CmdEnd::Ended { code, .. } => Ok(code),
         CmdEnd::Lost { .. } => Ok(exit::LOST),

@@ -126,20 +126,23 @@ fn shown<'a>(found: &'a Found, filter: &str, limit: usize) -> Shown<'a> {
         }
     }
     let since = look.time.duration_since(SystemTime::UNIX_EPOCH);
-    let jobs = found.jobs.iter().take(MAX_JOBS);
+    let (jobs, now) = (found.jobs.iter().take(MAX_JOBS), SystemTime::now());
+    // They are in this order.
+    let first = found.order.first();
+    let longest_wait = first.and_then(|(i, _)| look.locks[*i].longest_wait());
     Shown {
         time_ms: whole_millis(since.unwrap_or_default()),
         age_ms: whole_millis(look.at.elapsed()),
         took_ms: whole_millis(look.took),
         kinds: &look.kinds,
         held: look.held(),
-        longest_wait_ms: look.longest_wait().map(whole_millis),
+        longest_wait_ms: longest_wait.map(whole_millis),
         waits_refused: look.waits_refused,
         matching: matching + if filter.is_empty() { look.omitted } else { 0 },
         locks: rows,
         deadlocks: &found.deadlocks,
         elections: elections(found),
-        jobs: jobs.map(|job| to_json(job, SystemTime::now())).collect(),
+        jobs: jobs.map(|job| to_json(job, now)).collect(),
     }
 }
 

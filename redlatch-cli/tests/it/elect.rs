@@ -240,11 +240,7 @@ pub(crate) fn serving_candidate(url: &str, options: &[&str], name: &str) -> (Run
     let args = [&args.concat()[..], &[name, "--", "sh", "-c", LEADS]].concat();
     let mut command = clean_command(&args);
     command.env("REDLATCH_URL", url);
-    let candidate = Running::start(command);
-    let stderr = candidate.until_stderr("/leader\n");
-    let (_, rest) = stderr.split_once("http://").unwrap();
-    let (address, _) = rest.split_once('/').unwrap();
-    (candidate, address.to_owned())
+    start_serving(command, "/leader")
 }
 
 #[test]

@@ -12,11 +12,7 @@ pub(crate) fn start(url: &str, args: &[&str]) -> (Running, String) {
     let listen = ["exporter", "--listen", "127.0.0.1:0", "--interval", "100ms"];
     let mut command = clean_command(&[&listen, args].concat());
     command.env("REDLATCH_URL", url);
-    let exporter = Running::start(command);
-    let stderr = exporter.until_stderr("/metrics\n");
-    let (_, rest) = stderr.split_once("http://").unwrap();
-    let (address, _) = rest.split_once('/').unwrap();
-    (exporter, address.to_owned())
+    start_serving(command, "/metrics")
 }
 
 /// Returns the value of a series in the metrics, which must be well-formed.

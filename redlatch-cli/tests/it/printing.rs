@@ -264,10 +264,7 @@ fn hostile_events_are_escaped() {
 fn hostile_deadlock_is_escaped() {
     let server = Server::start();
     let [one, other] = ["one", "other"].map(|name| format!("{name}{HOSTILE}"));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = current_thread_runtime();
     runtime.block_on(async {
         let client = Client::builder().label(HOSTILE);
         let client = client.connect(&server.url()).await.unwrap();

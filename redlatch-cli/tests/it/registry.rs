@@ -84,10 +84,7 @@ fn holder_and_waiters_are_named() {
 fn deadlock_is_found() {
     let server = Server::start();
     assert_eq!(stdout(&server, &["deadlocks"], 0), "no deadlock; 0 waits\n");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = current_thread_runtime();
     runtime.block_on(async {
         let connect = async |label: &str| {
             let client = redlatch::Client::builder().label(label);

@@ -17,11 +17,7 @@ use crate::support::*;
 /// Starts `redlatch serve` on a free port. Returns its address, too.
 fn serve(server: &Server, args: &[&str]) -> (Running, String) {
     let listen = ["serve", "--listen", "127.0.0.1:0", "--refresh", "100ms"];
-    let running = Running::start(redlatch(server, &[&listen, args].concat()));
-    let stderr = running.until_stderr("/metrics\n");
-    let (_, rest) = stderr.split_once("http://").unwrap();
-    let (address, _) = rest.split_once('/').unwrap();
-    (running, address.to_owned())
+    start_serving(redlatch(server, &[&listen, args].concat()), "/metrics")
 }
 
 /// Sends a GET with the right `Host`. Returns the head of the response, and its body.
@@ -221,10 +217,7 @@ fn with_job(server: &Server, test: impl FnOnce()) {
         let stopped = async { drop(stopped.await) };
         job.run_until(stopped, work).await.unwrap();
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = current_thread_runtime();
     thread::scope(|scope| {
         scope.spawn(move || runtime.block_on(jobs));
         test();
@@ -272,10 +265,7 @@ fn state_is_json() {
 #[test]
 fn deadlocks_are_in_the_state() {
     let server = Server::start();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = current_thread_runtime();
     let (_serve, address) = serve(&server, &["--interval", "100ms"]);
     runtime.block_on(async {
         let client = redlatch::Client::builder().label("app");

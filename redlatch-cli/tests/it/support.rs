@@ -510,3 +510,17 @@ impl Drop for Running {
         let _ = self.child.wait();
     }
 }
+
+/// Starts a command that serves HTTP. Returns the address of the URL that it prints, which ends with this path.
+pub(crate) fn start_serving(command: Command, path: &str) -> (Running, String) {
+    let running = Running::start(command);
+    let stderr = running.until_stderr(&format!("{path}\n"));
+    let (_, rest) = stderr.split_once("http://").unwrap();
+    let (address, _) = rest.split_once('/').unwrap();
+    (running, address.to_owned())
+}
+
+pub(crate) fn current_thread_runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
+use crate::lease::{Lease, millis};
 use crate::step::{Arg, Args, ScriptReply, Step, args, script, unexpected_reply};
 
 /// Largest number of fields of a hash that is read: those of [`MAX_ENTRIES`](super::MAX_ENTRIES),
@@ -155,8 +155,4 @@ pub(crate) fn read(key: &str, fields: Vec<String>) -> Step<'_, Option<ClientHash
             }))
         },
     )
-}
-
-fn millis(age: Duration) -> i64 {
-    i64::try_from(age.as_millis()).unwrap_or(i64::MAX)
 }

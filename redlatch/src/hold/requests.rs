@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Hold, Renewed};
 use crate::error::{Error, Result};
 use crate::keyspace::{FoundKey, Keyspace};
-use crate::lease::{Expiry, MAX_LEASE};
+use crate::lease::{Expiry, MAX_LEASE, millis};
 use crate::name::ObjectKeys;
 
 /// The requests, by owner.
@@ -97,11 +97,6 @@ pub(crate) fn check_limit(limit: Duration) -> Result<()> {
         }),
         false => Ok(()),
     }
-}
-
-/// Converts the limit of a request.
-pub(crate) fn millis(limit: Duration) -> i64 {
-    i64::try_from(limit.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Removes an owner from the requests in this key, if there is one.

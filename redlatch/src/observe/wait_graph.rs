@@ -413,7 +413,7 @@ fn waits(
     }
     let holders = state.iter().flat_map(ObjectState::holders);
     let holders: Vec<Holder> = holders.cloned().collect();
-    let queue = state.map_or_else(Vec::new, ObjectState::into_queue);
+    let queue = state.map_or_else(Vec::new, |state| state.queue().to_vec());
     let wait = |owner: OwnerId, position, registered| WaitingOwner {
         name: name.to_owned(),
         owner,

@@ -276,12 +276,12 @@ impl Network {
 
     /// Sets a server's wall clock forward.
     pub fn step_clock(&self, host: HostId, by: Duration) {
-        self.lock().hosts[host].clock_offset += by;
+        self.lock().hosts[host].clock_base += by;
     }
 
     /// Sets a server's wall clock back.
     pub fn step_clock_back(&self, host: HostId, by: Duration) {
-        self.lock().hosts[host].clock_set_back += by;
+        self.lock().hosts[host].clock_base -= by;
     }
 
     /// Sets the maximum latency of packets from now on.

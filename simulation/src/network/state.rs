@@ -83,9 +83,8 @@ pub(super) struct Host {
     pub(super) server: Option<Server>,
     starts: u64,
     pub(super) frozen: bool,
-    /// How far its wall clock was set forward, and back.
-    pub(super) clock_offset: Duration,
-    pub(super) clock_set_back: Duration,
+    /// What its wall clock would have said when the run began.
+    pub(super) clock_base: Duration,
     /// The link of each of its connections.
     links: BTreeMap<ConnectionId, LinkId>,
     /// Scheduled check of the next blocked command, if any.
@@ -204,8 +203,7 @@ impl State {
             server: None,
             starts: 0,
             frozen: false,
-            clock_offset: Duration::ZERO,
-            clock_set_back: Duration::ZERO,
+            clock_base: EPOCH,
             links: BTreeMap::new(),
             deadline: None,
             replicas: BTreeMap::new(),
@@ -220,7 +218,7 @@ impl State {
     }
 
     pub(super) fn wall_clock(&self, host: HostId) -> Duration {
-        EPOCH + self.now() + self.hosts[host].clock_offset - self.hosts[host].clock_set_back
+        self.hosts[host].clock_base + self.now()
     }
 
     pub(super) fn start(&mut self, id: HostId) {
@@ -596,12 +594,7 @@ impl State {
             }
         }
         if let Some(deadline) = deadline {
-            let Host {
-                clock_offset,
-                clock_set_back,
-                ..
-            } = &self.hosts[host];
-            let at = (deadline + *clock_set_back).saturating_sub(EPOCH + *clock_offset);
+            let at = deadline.saturating_sub(self.hosts[host].clock_base);
             if self.hosts[host].deadline.is_none_or(|known| at < known) {
                 self.hosts[host].deadline = Some(at);
                 self.schedule(at, Event::Deadline(host));

@@ -40,13 +40,4 @@ else
     end
 end
 
-if redis.call('EXISTS', KEYS[2]) == 0 then
-    if not lock_left then
-        hold(owner, lease)
-        return nil
-    end
-    if wait == 0 then
-        return left
-    end
-end
 return acquire_in_turn(owner, lease, wait, ARGV[5], tonumber(ARGV[6]), ARGV[7])

@@ -80,7 +80,7 @@ impl QueueKeys {
         self.alive_if_connected(state, &[])
     }
 
-    /// The same for a state in which this waiter is connected: that it was absent before does not matter.
+    /// The same for a state in which these waiters are connected: that they were absent before does not matter.
     fn alive_if_connected<'a>(&self, state: &'a State, connected: &[&str]) -> Vec<&'a str> {
         let (timeouts, absent) = (
             timestamps(state, self.timeouts),
@@ -154,15 +154,13 @@ impl QueueKeys {
             format!("acquired although {overtaken:?} waits")
         })?;
         // In order. The party of the step may have left the queue.
-        let others: Vec<_> = alive.iter().filter(|owner| **owner != field).collect();
-        let is_next = |others: &[&&str]| {
-            granted
-                .granted
-                .iter()
-                .eq(others.iter().copied().take(granted.granted.len()))
-        };
-        let all: Vec<_> = alive.iter().collect();
-        ensure(is_next(&all) || is_next(&others), || {
+        let others: Vec<&str> = alive
+            .iter()
+            .copied()
+            .filter(|owner| *owner != field)
+            .collect();
+        let is_next = alive.starts_with(granted.granted) || others.starts_with(granted.granted);
+        ensure(is_next, || {
             format!("granted to {:?} of the waiters {alive:?}", granted.granted)
         })?;
         let is_other = |owner: &&str| *owner != field && !granted.granted.contains(owner);

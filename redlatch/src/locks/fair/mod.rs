@@ -26,7 +26,7 @@ use crate::locks::reentrant::rules as reentrant;
 use crate::locks::{HasMinimum, Holder, Lock, LockKind, OwnedKind};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, ObjectKeys};
-use crate::observe::inspect::{ObjectState, Waiter, inspect};
+use crate::observe::inspect::{Waiter, inspect};
 use crate::owner::Owner;
 use crate::step::{Outcome, Step};
 
@@ -258,7 +258,7 @@ impl<K: QueuedKind> Lock<K> {
     /// ```
     pub async fn queue(&self) -> Result<Vec<Waiter>> {
         let state = inspect(&self.session, self.valid_kind()?.object()).await?;
-        Ok(state.map_or_else(Vec::new, ObjectState::into_queue))
+        Ok(state.map_or_else(Vec::new, |state| state.queue().to_vec()))
     }
 
     /// Returns the number of waiters before `owner`, which waits through this client: 0 if it is

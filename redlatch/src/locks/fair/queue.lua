@@ -45,7 +45,7 @@ local hold = function(owner, lease)
 end
 
 -- The server's clock in ms, because the clients' clocks may differ.
-local function now_ms()
+local now_ms = function()
     local time = redis.call('TIME')
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
@@ -194,8 +194,8 @@ end
 -- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
 -- freed the object for the head, it is granted if possible. Returns the head if it did not receive the message.
 local function wake_next(channel, freed)
-    local now = now_ms()
-    local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_timed_out(now)
+    local now = redis.call('EXISTS', KEYS[2]) == 1 and now_ms()
+    local head = now and drop_timed_out(now)
     if not head then
         wake_unqueued(channel)
     elseif freed then

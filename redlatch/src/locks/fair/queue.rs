@@ -73,10 +73,7 @@ const RECONNECT_GRACE: i64 = 1000;
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is
 /// free.
 pub(super) fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys) -> Option<i64> {
-    match keyspace.remaining(object.key())? {
-        Expiry::Never => Some(-1),
-        Expiry::In(left) => Some(i64::try_from(left.as_millis()).unwrap_or(i64::MAX)),
-    }
+    keyspace.remaining(object.key()).map(Expiry::millis)
 }
 
 /// Access to the queue of one object, for one step.

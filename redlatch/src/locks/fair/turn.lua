@@ -6,6 +6,15 @@
 -- `wait`: how long the object is kept for this owner once its turn has come, in ms; 0: it does not wait. `number`: of the request,
 -- if the owner accepts a grant; else '0'.
 local function acquire_in_turn(owner, lease, wait, channel, grace, number)
+    if redis.call('EXISTS', KEYS[2]) == 0 then
+        local left = left_for(owner)
+        if not left then
+            hold(owner, lease)
+            return nil
+        elseif wait == 0 then
+            return left
+        end
+    end
     local now = now_ms()
     -- The requesting owner is connected.
     redis.call('ZREM', KEYS[4], owner)
@@ -57,10 +66,10 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
         wake_head(channel)
     end
 
-    local position = redis.call('LPOS', KEYS[2], owner)
     if wait == 0 then
         return left
     end
+    local position = redis.call('LPOS', KEYS[2], owner)
     if free and position and not dropped then
         -- A waiter retries while the head does not take its turn: the head may have missed its message.
         redis.call('PUBLISH', channel .. ':' .. head, '0')

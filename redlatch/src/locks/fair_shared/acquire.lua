@@ -36,14 +36,4 @@ if ends[field .. ':write'] then
     hold(field, lease)
     return nil
 end
-if redis.call('EXISTS', KEYS[2]) == 0 then
-    local left = left_for(field)
-    if not left then
-        hold(field, lease)
-        return nil
-    end
-    if wait == 0 then
-        return left
-    end
-end
 return acquire_in_turn(field, lease, wait, ARGV[5], tonumber(ARGV[6]), ARGV[7])

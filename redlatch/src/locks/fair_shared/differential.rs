@@ -87,6 +87,20 @@ struct AcquireMove {
     announces: bool,
 }
 
+impl AcquireMove {
+    /// Returns the one that most histories need.
+    fn waiting(announces: bool) -> AcquireMove {
+        AcquireMove {
+            party: 0,
+            count: 1,
+            lease: 2,
+            waits: true,
+            wait_time: 3,
+            announces,
+        }
+    }
+}
+
 const PARTIES: usize = 6;
 
 fn moves() -> impl Strategy<Value = Move> {
@@ -193,7 +207,7 @@ async fn state(harness: &mut Differential) -> (Vec<String>, Vec<Waiter>) {
         }
         _ => Vec::new(),
     };
-    (held, state.into_queue())
+    (held, state.queue().to_vec())
 }
 
 async fn acquire(
@@ -320,14 +334,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                 }
             }
             Move::Gather { first, number } => {
-                let args = AcquireMove {
-                    party: 0,
-                    count: 1,
-                    lease: 2,
-                    waits: true,
-                    wait_time: 3,
-                    announces: first % 3 != 0,
-                };
+                let args = AcquireMove::waiting(first % 3 != 0);
                 for next in 0..*number {
                     acquire(harness, object, &args, (first + next) % PARTIES).await;
                 }
@@ -338,16 +345,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                     _ => [4, 0, 1, 3],
                 };
                 for party in order {
-                    let args = AcquireMove {
-                        party,
-                        count: 1,
-                        lease: 2,
-                        waits: true,
-                        wait_time: 3,
-                        announces: party > 0,
-                    };
-                    let announces = args.announces || *how == Several::Release;
-                    let args = AcquireMove { announces, ..args };
+                    let args = AcquireMove::waiting(party > 0 || *how == Several::Release);
                     acquire(harness, object, &args, party).await;
                 }
                 let queue = state(harness).await.1.len();
@@ -361,14 +359,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                         record("the head gave up, and others were granted it");
                     }
                     Several::Acquisition => {
-                        let args = AcquireMove {
-                            party: 0,
-                            count: 1,
-                            lease: 2,
-                            waits: true,
-                            wait_time: 3,
-                            announces: false,
-                        };
+                        let args = AcquireMove::waiting(false);
                         acquire(harness, object, &args, 0).await;
                         if state(harness).await.1.len() + 2 <= left {
                             record("an acquisition granted it to the next");

@@ -10,6 +10,9 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_rounded_up = math.ceil(time[1] * 1000 + time[2] / 1000)
+now_ms = function()
+    return now
+end
 
 -- The end of each hold, the number of held permits, and of all permits. A read-write lock has more than it will have readers.
 local ends, held, total, own_mode = {}, 0, 0, nil

@@ -35,14 +35,12 @@ use crate::hold::{AcquireParams, Hold, HoldKind, ReleaseParams, Renewal, Renewed
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::locks::fair::{FairTimes, HasTimes, QueuedKind, Turn};
+use crate::locks::permits::MAX_PERMITS;
 use crate::locks::{Holder, OwnedKind};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, KeyLayout, ObjectKeys, permits_field};
 use crate::owner::{ClientId, Owner};
 use crate::step::{Outcome, Step};
-
-/// The maximum number of permits of a semaphore, as of the other ones.
-const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// What a holder has of a fair object.
 pub(crate) trait Part: Debug + Clone + Send + Sync + 'static {

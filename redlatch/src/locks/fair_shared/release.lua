@@ -11,9 +11,10 @@
 -- Returns  1: done; 0: this owner does not hold the object
 local field, keep = ARGV[1], ARGV[3]
 local refused = load_holders(ARGV[6])
-local head = redis.call('LINDEX', KEYS[2], 0)
-local left = head and left_for(head) or 0
+local left = 0
 if keep == '0' then
+    local head = redis.call('LINDEX', KEYS[2], 0)
+    left = head and left_for(head) or 0
     -- Also if another program has overwritten the object's key.
     leave(field)
 end

@@ -99,8 +99,9 @@ pub(super) fn release<'a>(
         move |keyspace| {
             let held = holders::load(keyspace, object, total);
             let mut queue = FairQueue::shared(keyspace, keys, total);
-            let left = queue.left_for_head().unwrap_or(0);
+            let mut left = 0;
             if keep == 0 {
+                left = queue.left_for_head().unwrap_or(0);
                 // Also if another program has overwritten the object's key.
                 queue.leave(field)?;
             }

@@ -16,7 +16,8 @@ local function next_token(key, grace)
     local reply
     if ahead == 0 then
         -- One command: the key never exists without an expiry.
-        reply = redis.pcall('SET', key, string.format('%.0f', clock), 'PX', left)
+        latest = string.format('%.0f', clock)
+        reply = redis.pcall('SET', key, latest, 'PX', left)
     else
         reply = redis.pcall('INCR', key)
         reply = type(reply) == 'table' and reply or redis.pcall('PEXPIRE', key, left)
@@ -24,6 +25,6 @@ local function next_token(key, grace)
     if type(reply) == 'table' and reply['err'] then
         return nil, reply
     end
-    return redis.call('GET', key)
+    return ahead == 0 and latest or redis.call('GET', key)
 end
 

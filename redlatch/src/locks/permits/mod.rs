@@ -18,7 +18,8 @@ use smallvec::smallvec;
 
 pub use self::permit_id::PermitId;
 use self::permit_id::{join_ids, split_ids};
-use self::rules::{Counts, MAX_PERMITS, ReleaseMode};
+pub(crate) use self::rules::MAX_PERMITS;
+use self::rules::{Counts, ReleaseMode};
 use crate::counters::UnsetWarning;
 use crate::error::{Error, Loss, Result};
 use crate::hold::requests::check_limit;

@@ -28,14 +28,14 @@ use crate::counters::read_number;
 use crate::error::Result;
 use crate::hold::{Hold, Renewed, requests};
 use crate::keyspace::Keyspace;
-use crate::lease::{Expiry, Lease};
+use crate::lease::{Expiry, Lease, millis};
 use crate::locks::Holder;
 use crate::name::PermitKeys;
 use crate::step::{Arg, Args, Outcome, Script, ScriptReply, Step, args, script, unexpected_reply};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
 /// the same permits.
-pub(super) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
+pub(crate) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// Timestamps on which permits expire, by id.
 type Timestamps = BTreeMap<String, i64>;
@@ -296,7 +296,7 @@ pub(super) fn renew(
     let Some(lease) = lease.filter(|lease| !lease.is_zero()) else {
         return Ok(renewed);
     };
-    let end = now_rounded_up.saturating_add(requests::millis(lease));
+    let end = now_rounded_up.saturating_add(millis(lease));
     for id in split_ids(&hold.field) {
         if let Some(timestamp) = held.value.get_mut(id) {
             *timestamp = end.max(*timestamp);
@@ -314,7 +314,7 @@ pub(super) fn ask<'a>(
 ) -> Step<'a, bool> {
     let object = &keys.object;
     let mut args = args![object.channel(), id];
-    args.extend(limit.map(|limit| Arg::from(requests::millis(limit))));
+    args.extend(limit.map(|limit| Arg::from(millis(limit))));
     Step::new(
         script!(
             "../expire.lua",

@@ -25,7 +25,7 @@ use super::Leader;
 use crate::error::Result;
 use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
-use crate::lease::{Expiry, Lease};
+use crate::lease::{self, Expiry, Lease};
 use crate::locks::fair::FairQueue;
 use crate::locks::fenced::token::{self, INVALID_EPOCH, Term};
 use crate::locks::reentrant::rules::wait_outcome;
@@ -199,7 +199,7 @@ fn move_to_head(queue: &mut FairQueue<'_>, candidate: &str, left: Duration) -> R
     queue.remove(position)?;
     queue.shift(0, wait)?;
     queue.shift(position, -wait)?;
-    let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+    let left = lease::millis(left);
     let timeout = queue.now_ms().saturating_add(left).saturating_add(wait);
     queue.push_front(candidate, timeout)
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use super::cron::Cron;
 use super::rules::{Record, slot_of};
 use crate::client_registry::shortened;
+use crate::more::once::{millis, time_of};
 use crate::store::Store;
 
 /// The longest output of a run that is kept, in bytes.
@@ -90,15 +91,6 @@ impl History {
 
     pub(super) fn new(name: &str, record: &Record, store: &Store) -> Option<History> {
         let Record { now, fields, live } = record;
-        let time = |millis: i64| match store {
-            Store::Redis(_) => at(millis),
-            // Its times do not count from 1970.
-            Store::Embedded(_) => {
-                let age = u64::try_from(now.saturating_sub(millis)).unwrap_or(0);
-                let began = SystemTime::now().checked_sub(Duration::from_millis(age));
-                began.unwrap_or(SystemTime::UNIX_EPOCH)
-            }
-        };
         let run = |(field, text): (&String, &String)| {
             let (slot, attempt) = slot_of(field)?;
             let mut lines = text.split('\n');
@@ -121,7 +113,7 @@ impl History {
                 state,
                 host,
                 by,
-                began: time(began),
+                began: time_of(store, *now, began),
                 took: took.map(Duration::from_millis),
                 outcome: shortened(parts.next().unwrap_or_default()).to_owned(),
                 output: last_bytes(parts.next().unwrap_or_default(), MAX_OUTPUT).to_owned(),
@@ -146,12 +138,10 @@ impl History {
     }
 }
 
-/// Returns a time of the server. Another program may have written any number.
-fn at(millis: i64) -> SystemTime {
-    let millis = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
-    SystemTime::UNIX_EPOCH
-        .checked_add(millis)
-        .unwrap_or(SystemTime::UNIX_EPOCH)
+/// Returns the time of a slot.
+fn at(slot: i64) -> SystemTime {
+    let time = SystemTime::UNIX_EPOCH.checked_add(millis(slot));
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// Returns the end of a text, at most so many bytes.

@@ -102,13 +102,8 @@ fn left(keyspace: &mut Keyspace, run: &str) -> Result<Option<i64>> {
             holds.is_some_and(|holds| holds.value.counts.contains_key(owner))
         }
     };
-    let millis = |left: Expiry| match left {
-        Expiry::Never => -1,
-        Expiry::In(left) => i64::try_from(left.as_millis()).unwrap_or(i64::MAX),
-    };
-    Ok(is_held
-        .then(|| keyspace.remaining(lock).map(millis))
-        .flatten())
+    let left = keyspace.remaining(lock).map(Expiry::millis);
+    Ok(left.filter(|_| is_held))
 }
 
 impl<'a> Begin<'a> {

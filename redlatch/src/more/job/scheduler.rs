@@ -19,7 +19,7 @@ use super::{History, Job};
 use crate::client_registry::shortened;
 use crate::environment::{random, random_fraction};
 use crate::error::{Error, Result};
-use crate::lease::Lease;
+use crate::lease::{self, Lease};
 use crate::locks::read_write::ReadWriteLock;
 use crate::locks::{Guard, Lock, Reentrant};
 use crate::more::once::identity;
@@ -565,7 +565,7 @@ impl Scheduled {
             slot: millis(firing.slot),
             attempts: self.retries.saturating_add(1),
             ahead: match &*session.store {
-                Store::Redis(_) => i64::try_from(ahead.as_millis()).unwrap_or(i64::MAX),
+                Store::Redis(_) => lease::millis(ahead),
                 // Its times do not count from 1970.
                 Store::Embedded(_) => 0,
             },
@@ -615,7 +615,7 @@ impl Held {
 /// Returns a time in milliseconds since 1970.
 fn millis(time: SystemTime) -> i64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
+    lease::millis(since.unwrap_or_default())
 }
 
 /// Returns a text in one line.

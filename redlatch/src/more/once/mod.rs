@@ -12,7 +12,7 @@ use self::rules::{Begin, Begun, Record, finish};
 use crate::client_registry::shortened;
 use crate::environment::{process_info, random};
 use crate::error::{Error, Result};
-use crate::lease::{Lease, MAX_LEASE};
+use crate::lease::{self, Lease, MAX_LEASE};
 use crate::locks::{Guard, HasLease};
 use crate::name::{MAX_NAME_BYTES, ObjectKeys, OnceKeys};
 use crate::session::Session;
@@ -362,24 +362,17 @@ impl Once {
             time_to_live: Lease::from_remaining(remembered.duration() + length),
             host: "",
             by: "",
-            offset: i64::try_from(later.as_millis()).unwrap_or(0),
+            offset: lease::millis(later),
             retries: 0,
         })
     }
 
     fn already_ran(&self, record: Record) -> AlreadyRan {
         let Record { began, ended, .. } = record;
-        let at = match &*self.session.store {
-            Store::Redis(_) => SystemTime::UNIX_EPOCH.checked_add(millis(began)),
-            // Its times do not count from 1970.
-            Store::Embedded(_) => {
-                SystemTime::now().checked_sub(millis(record.now.saturating_sub(began)))
-            }
-        };
         AlreadyRan {
             host: shortened(&record.host).to_owned(),
             by: shortened(&record.by).to_owned(),
-            at: at.unwrap_or(SystemTime::UNIX_EPOCH),
+            at: time_of(&self.session.store, record.now, began),
             took: ended.map(|ended| millis(ended.saturating_sub(began))),
             outcome: ended.map(|_| shortened(&record.outcome).to_owned()),
             attempt: record.attempt,
@@ -475,6 +468,16 @@ impl std::fmt::Debug for OnceRun {
 }
 
 /// Converts milliseconds of the store. Another program may have written any number.
-fn millis(millis: i64) -> Duration {
+pub(crate) fn millis(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// Converts a time of the store, at which it is `now`.
+pub(crate) fn time_of(store: &Store, now: i64, at: i64) -> SystemTime {
+    let time = match store {
+        Store::Redis(_) => SystemTime::UNIX_EPOCH.checked_add(millis(at)),
+        // Its times do not count from 1970.
+        Store::Embedded(_) => SystemTime::now().checked_sub(millis(now.saturating_sub(at))),
+    };
+    time.unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -10,8 +10,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::hold::requests::{millis, record};
+use crate::hold::requests::record;
 use crate::keyspace::Holds;
+use crate::lease::millis;
 use crate::locks::rules::{FOREIGN_HASH, wrong_kind};
 use crate::name::{ObjectKeys, is_writer_field, owner_of};
 use crate::owner::OwnerId;

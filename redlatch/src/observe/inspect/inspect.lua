@@ -95,7 +95,7 @@ local function inspect_name(key, queue, timeouts, token, deadlines, readers, fai
     local kind = redis.call('TYPE', key).ok
     if kind == 'none' then
         -- The token of an earlier lock may remain for ever.
-        if redis.call('EXISTS', queue) == 0 and redis.call('EXISTS', fair_queue) == 1 then
+        if redis.call('EXISTS', fair_queue) == 1 and redis.call('EXISTS', queue) == 0 then
             return fair(key, fair_queue, fair_timeouts)
         end
         if redis.call('EXISTS', token, queue) > 0 then

@@ -252,16 +252,6 @@ impl ObjectState {
         }
     }
 
-    /// The same.
-    pub(crate) fn into_queue(self) -> Vec<Waiter> {
-        match self {
-            ObjectState::Lock { queue, .. }
-            | ObjectState::FairReadWriteLock { queue, .. }
-            | ObjectState::FairSemaphore { queue, .. } => queue,
-            _ => Vec::new(),
-        }
-    }
-
     /// Returns all holders of a lock or of a fair semaphore: writer and readers, or the single holder.
     pub fn holders(&self) -> Vec<&Holder> {
         match self {

@@ -42,35 +42,29 @@ impl Known {
             kind: state.as_ref().map(ObjectState::kind),
             ..Known::default()
         };
+        let queue = state.as_ref().map_or(&[][..], ObjectState::queue);
+        let waiters = queue.iter().map(|it| (it.owner.clone(), end(it.remaining)));
+        known.waiters = waiters.collect();
         let mut hold = |held_by: fn(OwnerId) -> HeldBy, holder: Holder| {
             let ends = end(holder.remaining);
             known.holds.insert(held_by(holder.owner), ends);
         };
         match state {
             None => {}
-            Some(ObjectState::Lock { holder, queue, .. }) => {
+            Some(ObjectState::Lock { holder, .. }) => {
                 holder.into_iter().for_each(|it| hold(HeldBy::Owner, it));
-                let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
-                known.waiters = waiters.collect();
             }
-            Some(ObjectState::ReadWriteLock { writer, readers }) => {
+            Some(
+                ObjectState::ReadWriteLock { writer, readers }
+                | ObjectState::FairReadWriteLock {
+                    writer, readers, ..
+                },
+            ) => {
                 writer.into_iter().for_each(|it| hold(HeldBy::Writer, it));
                 readers.into_iter().for_each(|it| hold(HeldBy::Reader, it));
             }
-            Some(ObjectState::FairReadWriteLock {
-                writer,
-                readers,
-                queue,
-            }) => {
-                writer.into_iter().for_each(|it| hold(HeldBy::Writer, it));
-                readers.into_iter().for_each(|it| hold(HeldBy::Reader, it));
-                let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
-                known.waiters = waiters.collect();
-            }
-            Some(ObjectState::FairSemaphore { holders, queue }) => {
+            Some(ObjectState::FairSemaphore { holders, .. }) => {
                 holders.into_iter().for_each(|it| hold(HeldBy::Owner, it));
-                let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
-                known.waiters = waiters.collect();
             }
             Some(ObjectState::Counter { value, remaining }) => {
                 known.value = Some((value, end(remaining)));
@@ -112,10 +106,8 @@ impl Known {
         }
         for (waiter, _) in missing(&self.waiters, &now.waiters) {
             let forms = [HeldBy::Owner, HeldBy::Reader, HeldBy::Writer];
-            if !forms
-                .map(|held_by| now.holds.contains_key(&held_by(waiter.clone())))
-                .contains(&true)
-            {
+            let holds = |held_by: &fn(_) -> _| now.holds.contains_key(&held_by(waiter.clone()));
+            if !forms.iter().any(holds) {
                 changes.push((before_kind, Change::GaveUp(waiter.clone())));
             }
         }

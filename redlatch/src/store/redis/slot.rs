@@ -51,6 +51,17 @@ mod tests {
         spans_slots,
     };
 
+    /// Adds the keys and the channel of a waiter of a fair object.
+    fn add_queue(all: &mut Vec<String>, keys: FairKeys) {
+        all.push(keys.waiter_channel("c:1"));
+        all.extend([
+            keys.queue,
+            keys.timeouts,
+            keys.absent_waiters,
+            keys.announcements,
+        ]);
+    }
+
     /// Returns all keys and channels of an object with this name.
     fn keys_and_channels(layout: KeyLayout, prefix: &str, name: &str) -> Vec<String> {
         let mut object = ObjectKeys::new(layout, prefix, name);
@@ -62,14 +73,7 @@ mod tests {
         match layout {
             KeyLayout::Fenced => all.push(FencedKeys::new(prefix, name).token),
             KeyLayout::Fair | KeyLayout::Election => {
-                let keys = FairKeys::new(prefix, name);
-                all.push(keys.waiter_channel("c:1"));
-                all.extend([
-                    keys.queue,
-                    keys.timeouts,
-                    keys.absent_waiters,
-                    keys.announcements,
-                ]);
+                add_queue(&mut all, FairKeys::new(prefix, name));
             }
             KeyLayout::Read | KeyLayout::Write => {
                 let keys = ReadWriteKeys::new(prefix, name);
@@ -77,14 +81,8 @@ mod tests {
             }
             KeyLayout::Permits => all.push(PermitKeys::new(prefix, name).deadlines),
             KeyLayout::FairRead | KeyLayout::FairWrite | KeyLayout::FairSemaphore => {
-                let keys = FairKeys::shared(ObjectKeys::new(layout, prefix, name).into());
-                all.push(keys.waiter_channel("c:1"));
-                all.extend([
-                    keys.queue,
-                    keys.timeouts,
-                    keys.absent_waiters,
-                    keys.announcements,
-                ]);
+                let object = ObjectKeys::new(layout, prefix, name);
+                add_queue(&mut all, FairKeys::shared(object.into()));
             }
             KeyLayout::Lock
             | KeyLayout::Spin

@@ -169,12 +169,7 @@ async fn invalid_numbers_and_other_kinds_are_refused(store: TestStore) {
         let error = refused.map(|guard| guard.is_some()).unwrap_err();
         assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
     }
-    let is_refused = |outcome: Result<()>| {
-        assert!(
-            matches!(outcome, Err(Error::WrongKind { .. })),
-            "{outcome:?}"
-        );
-    };
+    let is_refused = |outcome: Result<()>| assert_matches!(outcome, Err(Error::WrongKind { .. }));
     let held = jobs.acquire().await.unwrap();
     let lock = client.fair_read_write_lock(name);
     is_refused(lock.read().try_lock().await.map(drop));
@@ -206,11 +201,9 @@ async fn permits_of_the_dead_come_back_when_their_leases_end() {
     let small = tokio::spawn(jobs.acquire().into_future());
     until_queued(&jobs, 2).await;
     guards.push(turn(large).await);
-    let took = begun.elapsed();
-    assert!(took >= 20 * SECOND && took < 21 * SECOND, "{took:?}");
+    assert_took(begun.elapsed(), 20 * SECOND..21 * SECOND);
     guards.push(turn(small).await);
-    let took = begun.elapsed();
-    assert!(took >= 30 * SECOND && took < 31 * SECOND, "{took:?}");
+    assert_took(begun.elapsed(), 30 * SECOND..31 * SECOND);
 }
 
 /// Held permits are renewed for hours, and so is the position of a waiter.

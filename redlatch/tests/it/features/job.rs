@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use redlatch::job::{Cron, Overlap, Run, RunState};
+use redlatch::job::{Cron, History, Overlap, Run, RunState};
 use tokio::sync::watch;
 
 use crate::common::prelude::*;
@@ -49,15 +49,14 @@ async fn each_firing_runs_on_one_client(store: TestStore) {
     let history = client.job(&name).history().await.unwrap().expect("runs");
     let slots: Vec<_> = history.runs.iter().rev().map(|run| run.slot).collect();
     assert_eq!(slots, counts.into_keys().collect::<Vec<_>>());
-    assert!(
-        history
-            .runs
-            .iter()
-            .all(|run| run.state == RunState::Succeeded)
-    );
+    assert!(all_are(&history, RunState::Succeeded));
     assert_eq!(history.schedule, Some(each(1)));
     assert!(client.jobs(&name).await.unwrap().contains(&name));
     assert!(!client.lock(&name).is_locked().await.unwrap());
+}
+
+fn all_are(history: &History, state: RunState) -> bool {
+    history.runs.iter().all(|run| run.state == state)
 }
 
 async fn overlapping_runs_read_one_lock(store: TestStore) {
@@ -76,12 +75,7 @@ async fn overlapping_runs_read_one_lock(store: TestStore) {
             .unwrap();
         assert!(holders.len() >= 2, "{holders:?}");
         let history = client.job(&name).history().await.unwrap().unwrap();
-        assert!(
-            history
-                .runs
-                .iter()
-                .all(|run| run.state == RunState::Running)
-        );
+        assert!(all_are(&history, RunState::Running));
         ended.send_replace(true);
     };
     let work = async |_| {
@@ -90,12 +84,7 @@ async fn overlapping_runs_read_one_lock(store: TestStore) {
     };
     job.run_until(stop, work).await.unwrap();
     let history = client.job(&name).history().await.unwrap().unwrap();
-    assert!(
-        history
-            .runs
-            .iter()
-            .all(|run| run.state == RunState::Succeeded)
-    );
+    assert!(all_are(&history, RunState::Succeeded));
 }
 
 /// The clock of a machine is an hour ahead. It uses up no slot of the others: it waits.

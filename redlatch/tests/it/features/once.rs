@@ -158,7 +158,7 @@ async fn unfinished_run_is_retried_by_next_holder_of_lock(store: TestStore) {
     let again = once.clone().retry_unfinished(2, &guard);
     let earlier = again.begin().await.unwrap().unwrap_err();
     assert_eq!((earlier.attempt, earlier.outcome), (3, None));
-    // One with an outcome is not repeated, whatever it is.
+    // A run with any outcome is not repeated.
     assert!(last.finish("exit code 1").await.unwrap());
     let again = once.retry_unfinished(9, &guard);
     assert_eq!(again.begin().await.unwrap().unwrap_err().attempt, 3);
