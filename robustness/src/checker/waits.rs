@@ -5,9 +5,10 @@
 //! 2. Each part of a request's wait that falls into such a time is idle time.
 //! 3. A fault explains idle time until it is repaired. If a process was stopped or killed, idle time counts from
 //!    then, because its hold lasts for up to a lease.
-//! 4. Idle time of more than a lease and [`MARGIN`] is [`Rule::Hang`]. If the lock is fair and departed
+//! 4. When the clock of a server is set back, what it stores ends that much later.
+//! 5. Idle time of more than a lease and [`MARGIN`] is [`Rule::Hang`]. If the lock is fair and departed
 //!    waiters in its queue can explain the delay, it is [`Rule::Queue`] instead.
-//! 5. [`check_promptness`] checks the same with a limit of a few round trips ([`Rule::Promptness`]).
+//! 6. [`check_promptness`] checks the same with a limit of a few round trips ([`Rule::Promptness`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -222,6 +223,11 @@ impl IdleWait<'_> {
                 self.start_at(killed);
             }
         }
+        for &(at, by) in &history.clock_steps_back {
+            if at < self.until && self.from < at + history.lease + by {
+                self.from += by;
+            }
+        }
         let mut windows = history
             .windows
             .iter()
@@ -319,6 +325,25 @@ mod tests {
     fn wait_for_a_free_lock_is_found() {
         let sections = vec![section("a", 0, 10), waited(5, 9000)];
         assert_eq!(check(&history(sections))[0].rule, Rule::Hang);
+    }
+
+    #[test]
+    fn clock_that_is_set_back_explains_as_much_of_a_wait() {
+        // The limit is 4,500 ms, and the wait is 8,990 ms long.
+        let sections = || vec![section("a", 0, 20_010), waited(5, 29_000)];
+        for (at, by, found) in [
+            (20_000, 4490, 0),
+            (20_000, 4489, 1),
+            (28_999, 4490, 0),
+            (29_000, 4490, 1),
+            // A hold that began just before the step lasts until 20,011 or 20,010 ms.
+            (12_521, 4490, 0),
+            (12_520, 4490, 1),
+        ] {
+            let mut one = history(sections());
+            one.clock_steps_back.push((at * MS, by * MS));
+            assert_eq!(check(&one).len(), found, "set back {by} ms at {at} ms");
+        }
     }
 
     #[test]
