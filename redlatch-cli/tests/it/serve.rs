@@ -262,6 +262,46 @@ fn state_is_json() {
     );
 }
 
+/// Other programs may have written any keys where the records of jobs are.
+#[test]
+fn keys_of_other_programs_are_no_jobs() {
+    let server = Server::start();
+    let set = |words: &[&str]| server.command::<()>(words);
+    // Without a name, with one that no job can have, and with nothing that a record has.
+    for record in [
+        "redlatch_job:{}",
+        "redlatch_job::{}a",
+        "redlatch_job:other",
+        "redlatch_job:{b}",
+    ] {
+        set(&["HSET", record, "last", "x", "run:1:1", "x"]);
+    }
+    let long = "x".repeat(600);
+    set(&["HSET", &format!("redlatch_job:{{{long}}}"), "last", "1"]);
+    // The hash has the name of a job whose own key is a text.
+    set(&["SET", "redlatch_job:{c}", "text"]);
+    set(&["HSET", "redlatch_job::c", "last", "1"]);
+    set(&["HSET", "redlatch_job:{good}", "last", "1000"]);
+    let (_serve, address) = serve(&server, &["--interval", "100ms"]);
+    let mut all = Value::Null;
+    until("a look", || {
+        let (state, is_good) = state(&address, "");
+        all = state;
+        is_good
+    });
+    let names = |jobs: &Value| -> Vec<String> {
+        let jobs = jobs.as_array().unwrap().iter();
+        jobs.map(|job| job["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(&all["jobs"]), ["good"], "{all}");
+    let listed = finish(redlatch(&server, &["jobs", "--json"])).expect(0);
+    assert_eq!(
+        names(&serde_json::from_str(&listed.stdout).unwrap()),
+        ["good"]
+    );
+}
+
 #[test]
 fn deadlocks_are_in_the_state() {
     let server = Server::start();

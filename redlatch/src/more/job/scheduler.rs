@@ -28,7 +28,7 @@ use crate::store::{Delivery, Progress, Store};
 use crate::{MAX_LEASE, ReadLock};
 
 /// How many runs the record of a job keeps.
-const KEPT: u32 = 20;
+pub(super) const KEPT: u32 = 20;
 
 /// How long the record of a job remains after its latest run, in addition to two of its periods.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);

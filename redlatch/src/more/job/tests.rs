@@ -9,8 +9,10 @@ use tokio::time::{Instant, sleep};
 
 use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
-use super::rules::{Begun, Overlap};
-use super::{Cron, History, Outcome, Run, RunState, Scheduled};
+use super::rules::{Begin, Begun, Overlap, read};
+use super::scheduler::KEPT;
+use super::{Cron, History, Job, Outcome, Run, RunState, Scheduled};
+use crate::lease::Lease;
 use crate::step::differential::check_random;
 use crate::{Client, Embedded, Slot};
 
@@ -357,6 +359,30 @@ fn firing_waits_through_a_short_outage() {
     }
 }
 
+/// A machine that begins a firing late by its jitter has as much time as one that begins at once.
+#[test]
+fn jitter_of_a_firing_is_no_delay() {
+    let (slot, jitter) = (at("2027-01-01T00:00"), 90 * SECOND);
+    let due = slot + jitter;
+    for (now, is_missed) in [
+        (due, false),
+        (due + TOLERANCE, false),
+        (due + TOLERANCE + SECOND, true),
+    ] {
+        let firing = || Firing::new(slot, jitter, Overlap::Skip, 0, CatchUp::None);
+        let next = |next| {
+            if is_missed {
+                Next::End(Ending::Missed)
+            } else {
+                next
+            }
+        };
+        assert_eq!(firing().failed(now), next(Next::Pause(SECOND)), "{now:?}");
+        let vacant = firing().replied(Begun::Vacant, true, now);
+        assert_eq!(vacant, next(Next::Lock(SECOND)), "{now:?}");
+    }
+}
+
 /// Not even a run of this job.
 #[test]
 fn firing_is_missed_if_another_user_holds_the_lock() {
@@ -373,6 +399,133 @@ fn firing_is_missed_if_another_user_holds_the_lock() {
         assert_eq!(in_time, Next::Lock(SECOND));
         let late = firing.replied(Begun::Vacant, true, slot + TOLERANCE + SECOND);
         assert_eq!(late, next, "{overlap:?} {catch_up:?}");
+    }
+}
+
+#[test]
+fn settings_beyond_the_limits_are_refused() {
+    let client = Client::embedded();
+    let job = || client.job("job").schedule(cron("@daily", "UTC"));
+    let years = 11 * 366 * 24 * 60 * MINUTE;
+    for (job, refused) in [
+        (job().retry(19), None),
+        // The record would not keep all attempts.
+        (job().retry(20), Some("retry")),
+        (job().jitter(years), Some("jitter")),
+        (job().timeout(years), Some("timeout")),
+    ] {
+        let error = job.check().err().map(|error| error.to_string());
+        assert_eq!(error.is_some(), refused.is_some(), "{error:?}");
+        let (error, refused) = (error.unwrap_or_default(), refused.unwrap_or_default());
+        assert!(error.contains(refused), "{error}");
+    }
+}
+
+/// A client, and the lock of the runs that it begins in the store without doing their work.
+struct Beginner {
+    job: Job,
+    /// Times count from here, in the time of the store.
+    now: i64,
+}
+
+impl Beginner {
+    async fn new(client: &Client) -> Beginner {
+        let job = client.job(&redlatch_testkit::unique("begin"));
+        let read = read(&job.keys, false);
+        let now = job.session.store.run_idempotent(&read).await.unwrap().now;
+        Beginner { job, now }
+    }
+
+    /// Begins the run of a slot so many seconds from now. The lock of the run is the key `lock`.
+    async fn begin(
+        &self,
+        run: &str,
+        seconds: i64,
+        attempts: u32,
+        overlap: Overlap,
+        lock: &str,
+    ) -> Begun {
+        let step = Begin {
+            keys: &self.job.keys,
+            run,
+            slot: self.now + seconds * 1000,
+            attempts,
+            ahead: 60_000,
+            overlap,
+            kept: KEPT,
+            time_to_live: Lease::from_remaining(MINUTE),
+            runner: &format!("\n{lock}\nhost\nby"),
+            schedule: "UTC @hourly",
+        };
+        self.job
+            .session
+            .store
+            .run_idempotent(&step.step())
+            .await
+            .unwrap()
+    }
+}
+
+/// On a server and in the embedded store.
+#[tokio::test]
+async fn begin_looks_at_other_runs_and_the_number_of_attempts() {
+    let on_server = Client::connect(&redlatch_testkit::shared().url())
+        .await
+        .unwrap();
+    for client in [on_server, Client::embedded()] {
+        let lock = client.lock(&redlatch_testkit::unique("held"));
+        let _held = lock.lock().await.unwrap();
+        let (lasts, dead) = (lock.name(), "none");
+
+        // Another run lasts. A machine that is early does not skip the firing: that run may end in time.
+        let job = Beginner::new(&client).await;
+        let first = job.begin("a", -20, 1, Overlap::Skip, lasts).await;
+        assert_eq!(first, Begun::New(1));
+        for run in ["", "b"] {
+            let early = job.begin(run, 40, 1, Overlap::Skip, dead).await;
+            let is_early =
+                matches!(early, Begun::Early(time) if time <= 40 * SECOND && time > SECOND);
+            assert!(is_early, "{early:?}");
+        }
+        let waits = job.begin("b", 40, 1, Overlap::Wait, dead).await;
+        assert!(matches!(waits, Begun::Overlaps(_)), "{waits:?}");
+        let skipped = async || job.job.history().await.unwrap().unwrap().skipped;
+        assert_eq!(skipped().await, 0);
+        let due = job.begin("b", -10, 1, Overlap::Skip, dead).await;
+        assert_eq!((due, skipped().await), (Begun::Skipped, 1));
+
+        // A later run has begun: the dead one is not repeated, whether runs may overlap or not.
+        for (overlap, later, repeated) in [
+            (Overlap::Allow, None, Begun::New(2)),
+            (Overlap::Allow, Some(dead), Begun::Done),
+            (Overlap::Allow, Some(lasts), Begun::Done),
+        ] {
+            let job = Beginner::new(&client).await;
+            let first = job.begin("a", -20, 2, overlap, dead).await;
+            assert_eq!(first, Begun::New(1));
+            if let Some(lock) = later {
+                let later = job.begin("b", -10, 2, overlap, lock).await;
+                assert_eq!(later, Begun::New(1));
+            }
+            let again = job.begin("c", -20, 2, overlap, dead).await;
+            assert_eq!(again, repeated, "{later:?}");
+        }
+
+        // As many repetitions as can be set: the record keeps all of them.
+        let job = Beginner::new(&client).await;
+        for attempt in 1..=KEPT {
+            let run = attempt.to_string();
+            let begun = job.begin(&run, -20, KEPT, Overlap::Skip, dead).await;
+            assert_eq!(begun, Begun::New(attempt));
+        }
+        for run in ["", "another"] {
+            let begun = job.begin(run, -20, KEPT, Overlap::Skip, dead).await;
+            assert_eq!(begun, Begun::Done);
+        }
+        let runs = job.job.history().await.unwrap().unwrap().runs;
+        let attempts: Vec<_> = runs.iter().rev().map(|run| run.attempt).collect();
+        assert_eq!(attempts, Vec::from_iter(1..=KEPT));
+        assert!(runs.iter().all(|run| run.state == RunState::Lost));
     }
 }
 
@@ -644,22 +797,39 @@ async fn run_that_never_ends_times_out() {
     machine.stop().await;
 }
 
-/// Another client takes the lock by force.
+/// Another client takes the lock by force. The machine that loses it drops the work. Another one repeats the run if it may.
 #[tokio::test(start_paused = true)]
 async fn lost_lock_drops_the_work_and_is_recorded() {
-    let fleet = Fleet::new("2027-01-01T01:59:40");
-    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-    let machine = fleet.start(0, job, 24 * 60 * MINUTE);
-    sleep(MINUTE).await;
-    assert!(fleet.client().lock("job").force_unlock().await.unwrap());
-    sleep(MINUTE).await;
-    let history = fleet.history().await;
-    let [run] = &history.runs[..] else {
-        panic!("one run");
-    };
-    assert_eq!(run.state, RunState::Lost);
-    assert!(run.outcome.contains("no longer holds"), "{}", run.outcome);
-    machine.stop().await;
+    for (retries, states) in [(0, &["lost"][..]), (1, &["lost", "ok"])] {
+        let fleet = Fleet::new("2027-01-01T01:59:40");
+        let job = || {
+            let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+            job.retry(retries)
+        };
+        let loses = fleet.start(0, job(), 5 * MINUTE);
+        until_runs(&fleet, 1).await;
+        let other = fleet.start(1, job(), 5 * MINUTE);
+        // It has looked at the run that lasts.
+        sleep(SECOND).await;
+        assert!(fleet.client().lock("job").force_unlock().await.unwrap());
+        until_runs(&fleet, states.len()).await;
+        sleep(10 * MINUTE).await;
+        let history = fleet.history().await;
+        let found = history.runs.iter().rev().map(|run| run.state.as_str());
+        assert_eq!(Vec::from_iter(found), states, "{retries}");
+        let outcome = &history.runs.last().unwrap().outcome;
+        let is_told = outcome.contains("no longer holds");
+        assert_eq!(is_told, retries == 0, "{outcome}");
+        for machine in [loses, other] {
+            machine.stop().await;
+        }
+    }
+}
+
+async fn until_runs(fleet: &Fleet, count: usize) {
+    while fleet.runs.lock().unwrap().len() < count {
+        sleep(SECOND).await;
+    }
 }
 
 /// The outcome and the output may have any length and any characters.
