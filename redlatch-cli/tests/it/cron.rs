@@ -1,8 +1,11 @@
 //! Tests of `redlatch cron` and `redlatch jobs`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::os::unix::process::CommandExt as _;
+use std::time::{Duration, Instant, SystemTime};
 
+use redlatch::Slot;
+use redlatch::job::Cron;
 use redlatch_testkit::{Server, shared, unique};
 use rustix::process::Signal;
 
@@ -129,6 +132,91 @@ fn each_firing_runs_on_one_machine() {
     }
 }
 
+/// Twenty machines, whose clocks differ by almost a period, over the changes of the clocks and the end of a year.
+#[test]
+fn machines_with_shifted_clocks_run_each_firing_once() {
+    // When the clocks change in Berlin, a schedule, and whether it fires then. All of it has passed: the clock of the
+    // server holds no machine back.
+    let cases = [
+        (1_774_746_000, "0 2 * * *", true), // 2026-03-29T01:00Z: 02:00 does not exist
+        (1_792_886_400, "0 2 * * *", true), // 2026-10-25T00:00Z: the first 02:00
+        (1_792_890_000, "0 2 * * *", false), // 2026-10-25T01:00Z: the second one
+        (1_767_222_000, "@yearly", true),   // 2025-12-31T23:00Z
+    ];
+    for_each(&cases, |(change, schedule, fires)| {
+        let change = SystemTime::UNIX_EPOCH + Duration::from_secs(*change);
+        // A busy machine needs longer to start twenty processes.
+        let ran = [4, 16, 64]
+            .into_iter()
+            .find_map(|lead| ran_over(change, schedule, lead));
+        let ran = ran.expect("machines that start in time");
+        let slots = |name: &str| -> Vec<Slot> {
+            let of_job = ran.iter().filter(|words| words[0] == name);
+            of_job.map(|words| Slot::from(&*words[1])).collect()
+        };
+        let (at_fixed_time, often) = (slots("fixed"), slots("often"));
+        let expected: &[_] = if *fires { &[slot_at(change)] } else { &[] };
+        assert_eq!(at_fixed_time, expected, "{schedule}");
+        for slot in (0..=3).map(|n| slot_at(change + n * PERIOD - PERIOD)) {
+            assert!(often.contains(&slot), "{slot:?} in {often:?}");
+        }
+        let is_new = |(i, slot)| !often[..i].contains(slot);
+        assert!(often.iter().enumerate().all(is_new), "{often:?}");
+    });
+}
+
+/// The period of the job that fires often.
+const PERIOD: Duration = Duration::from_secs(2);
+
+fn slot_at(time: SystemTime) -> Slot {
+    Slot::cron(&Cron::parse("* * * * * *").unwrap(), time)
+}
+
+/// Runs a job at a fixed time, and one every two seconds, on machines whose clocks begin so many seconds before
+/// `change`. Returns the names and slots of their runs. `None`: the machines did not start in time.
+fn ran_over(change: SystemTime, schedule: &str, lead: u64) -> Option<Vec<Vec<String>>> {
+    let (temp_dir, prefix) = (TempDir::new(), unique("shifted"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let line = |schedule, name| {
+        format!("{schedule} {name} [overlap=allow] echo {name} $REDLATCH_SLOT >> {ran}\n")
+    };
+    let jobs = line(schedule, "fixed") + &line("*/2 * * * * *", "often");
+    std::fs::write(&file, format!("CRON_TZ=Europe/Berlin\n{jobs}")).unwrap();
+    let started = Instant::now();
+    let back = SystemTime::now().duration_since(change).unwrap() + Duration::from_secs(lead);
+    let machine = |number: i32| {
+        // By less than half a period.
+        let ahead = 0.09 * f64::from(number - 10);
+        let shift = format!("{:+.3}", ahead - back.as_secs_f64());
+        let mut faketime = std::process::Command::new("faketime");
+        faketime.args(["-m", "-f", &shift]);
+        let cron = redlatch(shared(), &["--prefix", &prefix, "cron", &file]);
+        let mut shifted = started_by(faketime, &cron);
+        shifted.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        Running::start(shifted)
+    };
+    let machines: Vec<_> = (0..20).map(machine).collect();
+    for machine in &machines {
+        machine.until_stderr("scheduled\n");
+    }
+    if started.elapsed() + PERIOD > Duration::from_secs(lead) {
+        return None;
+    }
+    let last = slot_at(change + 2 * PERIOD);
+    until("a run after the change", || {
+        words(&ran)
+            .iter()
+            .any(|words| words[0] == "often" && Slot::from(&*words[1]) == last)
+    });
+    for machine in &machines {
+        machine.signal(Signal::TERM);
+    }
+    for machine in machines {
+        machine.finish().expect(0);
+    }
+    Some(words(&ran))
+}
+
 /// One machine is killed, another is stopped, while each has a run.
 #[test]
 fn run_of_a_dead_machine_is_repeated_elsewhere() {
@@ -194,6 +282,31 @@ fn signals_end_and_reload() {
         assert_eq!(state(shared(), name), "ok");
         assert!(!is_held(shared(), name));
     }
+}
+
+/// A stopped process would renew no lock, while its commands run.
+#[test]
+fn stop_signals_do_not_stop_it() {
+    let (temp_dir, name) = (TempDir::new(), unique("stop"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let text = format!("* * * * * * {name} echo ran >> {ran}\n");
+    std::fs::write(&file, text).unwrap();
+    let mut command = redlatch(shared(), &["cron", &file]);
+    // A separate job, as in a shell: in an orphaned group SIGTSTP has no effect.
+    command.process_group(0);
+    let cron = Running::start(command);
+    for signal in [Signal::TSTP, Signal::TTIN, Signal::TTOU] {
+        let before = words(&ran).len();
+        until("a run", || words(&ran).len() > before);
+        cron.signal(signal);
+        let before = words(&ran).len();
+        // One may have begun before.
+        until("runs after it", || words(&ran).len() >= before + 2);
+    }
+    // A run may last.
+    cron.signal(Signal::TERM);
+    cron.signal(Signal::TSTP);
+    cron.finish().expect(0);
 }
 
 /// A second signal ends what runs, with all processes.
