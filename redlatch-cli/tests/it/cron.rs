@@ -6,15 +6,21 @@ use std::time::{Duration, Instant, SystemTime};
 
 use redlatch::Slot;
 use redlatch::job::Cron;
-use redlatch_testkit::{Server, shared, unique};
+use redlatch_testkit::{Proxy, Server, shared, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
 
 /// Starts `redlatch cron` on a machine, whose number is in the variable MACHINE of its commands.
 fn start(server: &Server, file: &str, machine: usize) -> Running {
+    start_at(server.url(), file, machine)
+}
+
+/// The same for the store at this URL.
+pub(crate) fn start_at(url: String, file: &str, machine: usize) -> Running {
     let args = ["cron", "--watchdog", "2s", "--kill-after", "1s", file];
-    let mut command = redlatch(server, &args);
+    let mut command = clean_command(&args);
+    command.env("REDLATCH_URL", url);
     command.env("MACHINE", machine.to_string());
     let cron = Running::start(command);
     cron.until_stderr("scheduled\n");
@@ -22,14 +28,14 @@ fn start(server: &Server, file: &str, machine: usize) -> Running {
 }
 
 /// Returns a schedule that fires in so many seconds, and again after half a minute, for a machine that was too slow.
-fn soon(seconds: u64) -> String {
+pub(crate) fn soon(seconds: u64) -> String {
     let at = SystemTime::now() + Duration::from_secs(seconds);
     let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     format!("{},{} * * * * *", at % 60, (at + 30) % 60)
 }
 
 /// Returns the lines of a file, each split into its words.
-fn words(path: &str) -> Vec<Vec<String>> {
+pub(crate) fn words(path: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let words = |line: &str| line.split(' ').map(str::to_owned).collect();
     text.lines().map(words).collect()
@@ -184,14 +190,17 @@ fn ran_over(change: SystemTime, schedule: &str, lead: u64) -> Option<Vec<Vec<Str
     std::fs::write(&file, format!("CRON_TZ=Europe/Berlin\n{jobs}")).unwrap();
     let started = Instant::now();
     let back = SystemTime::now().duration_since(change).unwrap() + Duration::from_secs(lead);
+    let mut faketime = std::process::Command::new("faketime");
+    faketime.args(["-m", "-f", "+0", "printenv", "LD_PRELOAD"]);
+    let library = finish(faketime).expect(0).stdout.trim().to_owned();
     let machine = |number: i32| {
         // By less than half a period.
         let ahead = 0.09 * f64::from(number - 10);
         let shift = format!("{:+.3}", ahead - back.as_secs_f64());
-        let mut faketime = std::process::Command::new("faketime");
-        faketime.args(["-m", "-f", &shift]);
-        let cron = redlatch(shared(), &["--prefix", &prefix, "cron", &file]);
-        let mut shifted = started_by(faketime, &cron);
+        let args = ["--prefix", &prefix, "cron", &file];
+        let mut shifted = redlatch(shared(), &args);
+        // `faketime` itself would stay as a parent that receives the signals.
+        shifted.env("LD_PRELOAD", &library).env("FAKETIME", shift);
         shifted.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         Running::start(shifted)
     };
@@ -295,7 +304,7 @@ fn stop_signals_do_not_stop_it() {
     // A separate job, as in a shell: in an orphaned group SIGTSTP has no effect.
     command.process_group(0);
     let cron = Running::start(command);
-    for signal in [Signal::TSTP, Signal::TTIN, Signal::TTOU] {
+    for signal in [Signal::TSTP, Signal::TTIN] {
         let before = words(&ran).len();
         until("a run", || words(&ran).len() > before);
         cron.signal(signal);
@@ -352,6 +361,27 @@ fn command_that_never_ends_is_ended_at_its_timeout() {
     assert!(took >= 1000, "{took}");
     cron.signal(Signal::TERM);
     cron.finish().expect(0);
+}
+
+/// Many jobs take as long as a few round trips.
+#[test]
+fn jobs_are_read_together() {
+    let (server, answer) = (Server::start(), Duration::from_millis(200));
+    let jobs = 100;
+    for job in 0..jobs {
+        let record = format!("redlatch_job:{{{job}}}");
+        let () = server.command(&["HSET", &record, "last", "1000"]);
+    }
+    let proxy = Proxy::to(server.port());
+    proxy.delay(answer);
+    let mut command = clean_command(&["jobs", "--json"]);
+    command.env("REDLATCH_URL", proxy.url());
+    let begun = Instant::now();
+    let listed = finish(command).expect(0).stdout;
+    let took = begun.elapsed();
+    assert_eq!(listed.lines().count(), jobs);
+    // One after the other they take twice as long.
+    assert!(took < answer * 50, "{took:?}");
 }
 
 #[test]
