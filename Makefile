@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime chromium postgresql mariadb patch
+	simulate simulate-mutants mutants explore deny schedulers semver book fuzz redis jq tmux faketime chromium postgresql mariadb patch
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
@@ -21,6 +21,7 @@ help:
 	@echo "make mutants  checks that the unit tests detect a changed expression (MODULE=hold|lease|wait|watchdog|session|rules)"
 	@echo "make fuzz     fuzzes all that parses data from outside, with libFuzzer (SECONDS=60 for each of TARGETS)"
 	@echo "make deny     checks licenses, vulnerabilities and origins of dependencies"
+	@echo "make schedulers  checks the examples for other schedulers, whose dependencies nothing else needs"
 	@echo "make semver   compares the version with the changes of the public API since the last release"
 	@echo "make book     the guide as a book, in target/book"
 	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
@@ -96,6 +97,10 @@ package: jq
 # Licenses, known vulnerabilities, duplicates and origins of dependencies. CI does not run it: it needs cargo-deny and github.com.
 deny:
 	@tools/deny
+
+# The jobs of other schedulers. CI does not run it: their dependencies would be compiled for two examples.
+schedulers:
+	$(CARGO) clippy --manifest-path examples/schedulers/Cargo.toml --locked --target-dir target/schedulers -- -D warnings
 
 # Whether the version is high enough for the changes of the public API since the last release.
 semver:

@@ -1,7 +1,9 @@
 //! `redlatch jobs`: the jobs that run by a schedule, and their latest runs.
 
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
+use futures_util::{StreamExt as _, stream};
 use redlatch::Client;
 use redlatch::job::{History, RunRecord, RunState};
 use serde::Serialize;
@@ -13,6 +15,9 @@ use crate::show::{whole_millis, widths};
 use crate::store::args::StoreArgs;
 use crate::text::utc_time;
 use crate::{duration, store};
+
+/// How many objects are read at a time.
+pub(crate) const READS: usize = 16;
 
 /// A job in JSON.
 #[derive(Debug, Serialize)]
@@ -67,13 +72,17 @@ pub(crate) async fn read_all(
     pattern: &str,
     outputs: bool,
 ) -> redlatch::Result<Vec<History>> {
-    let mut all = Vec::new();
-    for name in client.jobs(pattern).await? {
+    let read = async |name: String| {
         let job = client.job(&name);
-        let history = match outputs {
+        match outputs {
             true => job.history().await,
             false => job.history_without_outputs().await,
-        };
+        }
+    };
+    let names = stream::iter(client.jobs(pattern).await?);
+    let mut histories = pin!(names.map(read).buffered(READS));
+    let mut all = Vec::new();
+    while let Some(history) = histories.next().await {
         match history {
             // It may have expired meanwhile.
             Ok(history) => all.extend(history),

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use futures_util::{StreamExt as _, future, stream};
 use hyper::body::Bytes;
 use redlatch::job::History;
 use redlatch::{Client, Error, Leader};
@@ -12,10 +13,10 @@ use tokio::sync::watch;
 
 use crate::args::Serve;
 use crate::exit::{self, Failure};
-use crate::jobs;
-use crate::look::Look;
+use crate::jobs::{self, READS};
 use crate::look::history::{Age, History as Changes};
 use crate::look::reader::{self, Reader};
+use crate::look::{Lock, Look};
 use crate::output::stderr::{note, warning};
 use crate::store::args::StoreArgs;
 use crate::why::{self, Deadlock};
@@ -33,8 +34,8 @@ pub(super) struct Latest {
     pub(super) found: Option<Arc<Found>>,
     /// Why there is none, or why a later look failed.
     pub(super) failure: Option<String>,
-    /// The event of pages without a filter, when one was sent.
-    pub(super) event: OnceLock<Bytes>,
+    /// The event of pages without a filter, and when the first one was sent.
+    pub(super) event: OnceLock<(Instant, Bytes)>,
 }
 
 /// What a look has found.
@@ -199,21 +200,21 @@ async fn look(reader: &mut Reader, pattern: &str, changes: &mut Changes) -> Resu
     why::confirm(&client, &mut look.graph).await?;
     let mut found = Found::new(look, changes);
     found.deadlocks = why::in_json(&found.look.graph);
-    found.leaders = leaders(&client, &found.look).await;
-    found.jobs = jobs(&client, pattern).await?;
+    let (leaders, jobs) = tokio::join!(leaders(&client, &found.look), jobs(&client, pattern));
+    (found.leaders, found.jobs) = (leaders, jobs?);
     Ok(found)
 }
 
 /// Returns the leaders of the elections. Those that cannot be read are left out: the next look
 /// reports an outage.
 async fn leaders(client: &Client, look: &Look) -> HashMap<String, Leader> {
-    let mut leaders = HashMap::new();
-    for lock in look.elections().take(MAX_ELECTIONS) {
-        if let Ok(Some(leader)) = client.election(&lock.name).leader().await {
-            leaders.insert(lock.name.clone(), leader);
-        }
-    }
-    leaders
+    let read = async |lock: &Lock| {
+        let leader = client.election(&lock.name).leader().await;
+        Some((lock.name.clone(), leader.ok()??))
+    };
+    let elections = stream::iter(look.elections().take(MAX_ELECTIONS));
+    let read = elections.map(read).buffered(READS);
+    read.filter_map(future::ready).collect().await
 }
 
 /// Returns the jobs whose names match a pattern, without the outputs of their runs, if they can be
@@ -231,7 +232,7 @@ mod tests {
 
     use super::*;
     use crate::args::{Args, Command};
-    use crate::look::{Holder, Lock, Party, Waiter};
+    use crate::look::{Holder, Party, Waiter};
 
     fn found(locks: Vec<Lock>) -> Found {
         let mut look = Look::new(Instant::now());

@@ -144,8 +144,10 @@ impl Collector for LatestMetrics {
         }
         let jobs: [(_, _, _, Value<History>); 4] = [
             ("redlatch_job_last_success", JOB_SUCCESS, seconds, |job| {
-                let slot = job.last_success()?.slot;
-                let since = slot.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+                let since = job
+                    .last_success?
+                    .duration_since(SystemTime::UNIX_EPOCH)
+                    .ok()?;
                 Some(since.as_secs_f64())
             }),
             ("redlatch_job_last_duration", JOB_DURATION, seconds, |job| {

@@ -20,6 +20,9 @@ use crate::output::escape;
 /// How often a stream without news has a comment. Otherwise a client that has left is not noticed.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
+/// How long pages share an event.
+const EVENT_SHARED_FOR: Duration = Duration::from_secs(1);
+
 /// The page: path, type and content of each file.
 const PAGE: [(&str, &str, &str); 3] = [
     (
@@ -151,22 +154,27 @@ async fn send_events(mut viewer: Viewer, filter: String, mut sender: Sender<Byte
     while sender.send_data(event).await.is_ok() && begun.elapsed() < STREAM_TIME {
         let changed = tokio::time::timeout(HEARTBEAT, viewer.latest.changed());
         event = match changed.await {
-            Ok(_) => state_event(&viewer.latest.borrow_and_update(), &filter),
+            Ok(_) => state_event(&viewer.latest.borrow_and_update(), &filter, Instant::now()),
             Err(_) => Bytes::from(":\n"),
         };
     }
 }
 
-/// Pages without a filter, most of them, share their event.
-fn state_event(latest: &Latest, filter: &str) -> Bytes {
+/// Pages without a filter, most of them, share their event, unless one is opened later: the event
+/// says how old the look is.
+fn state_event(latest: &Latest, filter: &str, now: Instant) -> Bytes {
     let event = || {
         let state = state::state(latest, filter, state::DEFAULT_LIMIT);
         let json = escape::to_json(&state).unwrap_or_default();
         format!("data: {json}\n\n").into()
     };
-    match filter {
-        "" => latest.event.get_or_init(event).clone(),
-        _ => event(),
+    if !filter.is_empty() {
+        return event();
+    }
+    let (sent, shared) = latest.event.get_or_init(|| (now, event()));
+    match now.duration_since(*sent) < EVENT_SHARED_FOR {
+        true => shared.clone(),
+        false => event(),
     }
 }
 
@@ -189,6 +197,22 @@ mod tests {
         ] {
             let value = HeaderValue::from_str(host).unwrap();
             assert_eq!(is_own_host(&value), is_own, "{host}");
+        }
+    }
+
+    #[test]
+    fn page_that_is_opened_later_gets_an_event_of_its_own() {
+        let latest = Latest::new("store".into(), "*".into());
+        let now = Instant::now();
+        let event = |filter, millis| {
+            let event = state_event(&latest, filter, now + Duration::from_millis(millis));
+            // The same memory.
+            (event.as_ptr(), event)
+        };
+        let (first, _event) = event("", 0);
+        for (filter, millis, shares) in [("", 999, true), ("", 1000, false), ("a", 0, false)] {
+            let (one, _event) = event(filter, millis);
+            assert_eq!(one == first, shares, "{filter} {millis}");
         }
     }
 

@@ -1,17 +1,26 @@
 //! Tests of `redlatch cron` and `redlatch jobs`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::os::unix::process::CommandExt as _;
+use std::time::{Duration, Instant, SystemTime};
 
-use redlatch_testkit::{Server, shared, unique};
+use redlatch::Slot;
+use redlatch::job::Cron;
+use redlatch_testkit::{Proxy, Server, shared, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
 
 /// Starts `redlatch cron` on a machine, whose number is in the variable MACHINE of its commands.
 fn start(server: &Server, file: &str, machine: usize) -> Running {
+    start_at(server.url(), file, machine)
+}
+
+/// The same for the store at this URL.
+pub(crate) fn start_at(url: String, file: &str, machine: usize) -> Running {
     let args = ["cron", "--watchdog", "2s", "--kill-after", "1s", file];
-    let mut command = redlatch(server, &args);
+    let mut command = clean_command(&args);
+    command.env("REDLATCH_URL", url);
     command.env("MACHINE", machine.to_string());
     let cron = Running::start(command);
     cron.until_stderr("scheduled\n");
@@ -19,14 +28,14 @@ fn start(server: &Server, file: &str, machine: usize) -> Running {
 }
 
 /// Returns a schedule that fires in so many seconds, and again after half a minute, for a machine that was too slow.
-fn soon(seconds: u64) -> String {
+pub(crate) fn soon(seconds: u64) -> String {
     let at = SystemTime::now() + Duration::from_secs(seconds);
     let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     format!("{},{} * * * * *", at % 60, (at + 30) % 60)
 }
 
 /// Returns the lines of a file, each split into its words.
-fn words(path: &str) -> Vec<Vec<String>> {
+pub(crate) fn words(path: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let words = |line: &str| line.split(' ').map(str::to_owned).collect();
     text.lines().map(words).collect()
@@ -129,6 +138,94 @@ fn each_firing_runs_on_one_machine() {
     }
 }
 
+/// Twenty machines, whose clocks differ by almost a period, over the changes of the clocks and the end of a year.
+#[test]
+fn machines_with_shifted_clocks_run_each_firing_once() {
+    // When the clocks change in Berlin, a schedule, and whether it fires then. All of it has passed: the clock of the
+    // server holds no machine back.
+    let cases = [
+        (1_774_746_000, "0 2 * * *", true), // 2026-03-29T01:00Z: 02:00 does not exist
+        (1_792_886_400, "0 2 * * *", true), // 2026-10-25T00:00Z: the first 02:00
+        (1_792_890_000, "0 2 * * *", false), // 2026-10-25T01:00Z: the second one
+        (1_767_222_000, "@yearly", true),   // 2025-12-31T23:00Z
+    ];
+    for_each(&cases, |(change, schedule, fires)| {
+        let change = SystemTime::UNIX_EPOCH + Duration::from_secs(*change);
+        // A busy machine needs longer to start twenty processes.
+        let ran = [4, 16, 64]
+            .into_iter()
+            .find_map(|lead| ran_over(change, schedule, lead));
+        let ran = ran.expect("machines that start in time");
+        let slots = |name: &str| -> Vec<Slot> {
+            let of_job = ran.iter().filter(|words| words[0] == name);
+            of_job.map(|words| Slot::from(&*words[1])).collect()
+        };
+        let (at_fixed_time, often) = (slots("fixed"), slots("often"));
+        let expected: &[_] = if *fires { &[slot_at(change)] } else { &[] };
+        assert_eq!(at_fixed_time, expected, "{schedule}");
+        for slot in (0..=3).map(|n| slot_at(change + n * PERIOD - PERIOD)) {
+            assert!(often.contains(&slot), "{slot:?} in {often:?}");
+        }
+        let is_new = |(i, slot)| !often[..i].contains(slot);
+        assert!(often.iter().enumerate().all(is_new), "{often:?}");
+    });
+}
+
+/// The period of the job that fires often.
+const PERIOD: Duration = Duration::from_secs(2);
+
+fn slot_at(time: SystemTime) -> Slot {
+    Slot::cron(&Cron::parse("* * * * * *").unwrap(), time)
+}
+
+/// Runs a job at a fixed time, and one every two seconds, on machines whose clocks begin so many seconds before
+/// `change`. Returns the names and slots of their runs. `None`: the machines did not start in time.
+fn ran_over(change: SystemTime, schedule: &str, lead: u64) -> Option<Vec<Vec<String>>> {
+    let (temp_dir, prefix) = (TempDir::new(), unique("shifted"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let line = |schedule, name| {
+        format!("{schedule} {name} [overlap=allow] echo {name} $REDLATCH_SLOT >> {ran}\n")
+    };
+    let jobs = line(schedule, "fixed") + &line("*/2 * * * * *", "often");
+    std::fs::write(&file, format!("CRON_TZ=Europe/Berlin\n{jobs}")).unwrap();
+    let started = Instant::now();
+    let back = SystemTime::now().duration_since(change).unwrap() + Duration::from_secs(lead);
+    let mut faketime = std::process::Command::new("faketime");
+    faketime.args(["-m", "-f", "+0", "printenv", "LD_PRELOAD"]);
+    let library = finish(faketime).expect(0).stdout.trim().to_owned();
+    let machine = |number: i32| {
+        // By less than half a period.
+        let ahead = 0.09 * f64::from(number - 10);
+        let shift = format!("{:+.3}", ahead - back.as_secs_f64());
+        let args = ["--prefix", &prefix, "cron", &file];
+        let mut shifted = redlatch(shared(), &args);
+        // `faketime` itself would stay as a parent that receives the signals.
+        shifted.env("LD_PRELOAD", &library).env("FAKETIME", shift);
+        shifted.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        Running::start(shifted)
+    };
+    let machines: Vec<_> = (0..20).map(machine).collect();
+    for machine in &machines {
+        machine.until_stderr("scheduled\n");
+    }
+    if started.elapsed() + PERIOD > Duration::from_secs(lead) {
+        return None;
+    }
+    let last = slot_at(change + 2 * PERIOD);
+    until("a run after the change", || {
+        words(&ran)
+            .iter()
+            .any(|words| words[0] == "often" && Slot::from(&*words[1]) == last)
+    });
+    for machine in &machines {
+        machine.signal(Signal::TERM);
+    }
+    for machine in machines {
+        machine.finish().expect(0);
+    }
+    Some(words(&ran))
+}
+
 /// One machine is killed, another is stopped, while each has a run.
 #[test]
 fn run_of_a_dead_machine_is_repeated_elsewhere() {
@@ -196,6 +293,31 @@ fn signals_end_and_reload() {
     }
 }
 
+/// A stopped process would renew no lock, while its commands run.
+#[test]
+fn stop_signals_do_not_stop_it() {
+    let (temp_dir, name) = (TempDir::new(), unique("stop"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let text = format!("* * * * * * {name} echo ran >> {ran}\n");
+    std::fs::write(&file, text).unwrap();
+    let mut command = redlatch(shared(), &["cron", &file]);
+    // A separate job, as in a shell: in an orphaned group SIGTSTP has no effect.
+    command.process_group(0);
+    let cron = Running::start(command);
+    for signal in [Signal::TSTP, Signal::TTIN] {
+        let before = words(&ran).len();
+        until("a run", || words(&ran).len() > before);
+        cron.signal(signal);
+        let before = words(&ran).len();
+        // One may have begun before.
+        until("runs after it", || words(&ran).len() >= before + 2);
+    }
+    // A run may last.
+    cron.signal(Signal::TERM);
+    cron.signal(Signal::TSTP);
+    cron.finish().expect(0);
+}
+
 /// A second signal ends what runs, with all processes.
 #[test]
 fn second_signal_ends_the_runs() {
@@ -239,6 +361,27 @@ fn command_that_never_ends_is_ended_at_its_timeout() {
     assert!(took >= 1000, "{took}");
     cron.signal(Signal::TERM);
     cron.finish().expect(0);
+}
+
+/// Many jobs take as long as a few round trips.
+#[test]
+fn jobs_are_read_together() {
+    let (server, answer) = (Server::start(), Duration::from_millis(200));
+    let jobs = 100;
+    for job in 0..jobs {
+        let record = format!("redlatch_job:{{{job}}}");
+        let () = server.command(&["HSET", &record, "last", "1000"]);
+    }
+    let proxy = Proxy::to(server.port());
+    proxy.delay(answer);
+    let mut command = clean_command(&["jobs", "--json"]);
+    command.env("REDLATCH_URL", proxy.url());
+    let begun = Instant::now();
+    let listed = finish(command).expect(0).stdout;
+    let took = begun.elapsed();
+    assert_eq!(listed.lines().count(), jobs);
+    // One after the other they take twice as long.
+    assert!(took < answer * 50, "{took:?}");
 }
 
 #[test]

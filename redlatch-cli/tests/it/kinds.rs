@@ -487,6 +487,34 @@ fn every_kind_can_be_force_unlocked_which_ends_its_cmd() {
     holder.release();
 }
 
+/// The writer that waits is served when the readers are gone, and keeps its lock.
+#[test]
+fn force_unlock_of_readers_serves_the_writer_behind_them() {
+    let name = unique("force-fair");
+    let unlock = redlatch(shared(), &["unlock", "--force", &name]);
+    current_thread_runtime().block_on(async {
+        let client = redlatch::Client::connect(&shared().url()).await.unwrap();
+        let lock = client.fair_read_write_lock(&name);
+        let (read, write) = (lock.read(), lock.write());
+        let _reader = read.lock().await.unwrap();
+        let queued = name.clone();
+        let unlocked = tokio::task::spawn_blocking(move || {
+            until("it is in the queue", || queue_length(&queued) == 1);
+            finish(unlock).expect(0)
+        });
+        let (writer, unlocked) = tokio::join!(write.lock(), unlocked);
+        assert_eq!(unlocked.unwrap().stdout, format!("{name}: unlocked\n"));
+        let owner = writer.unwrap().owner_id().to_string();
+        let held = client.inspect(&name).await.unwrap().unwrap();
+        let holders: Vec<_> = held
+            .holders()
+            .iter()
+            .map(|holder| holder.owner.to_string())
+            .collect();
+        assert_eq!(holders, [owner]);
+    });
+}
+
 #[test]
 fn latch_can_be_set_counted_down_and_awaited() {
     let name = unique("latch");

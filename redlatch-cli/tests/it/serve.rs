@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use redlatch::job::Cron;
-use redlatch_testkit::Server;
+use redlatch_testkit::{Proxy, Server};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::browser::Browser;
+use crate::cron::{soon, start_at, words};
 use crate::support::*;
 
 /// Starts `redlatch serve` on a free port. Returns its address, too.
@@ -58,6 +59,7 @@ fn page_shows_locks() {
         many_locks_are_bounded_and_filtered(&mut browser);
         outage_is_shown_with_the_last_reading(&mut browser);
         runs_of_jobs_are_squares(&mut browser, &with_jobs);
+        run_of_a_machine_that_is_cut_off_is_lost_and_repeated(&mut browser);
     });
     holder.release();
 }
@@ -201,6 +203,37 @@ fn runs_of_jobs_are_squares(browser: &mut Browser, server: &Server) {
     }
 }
 
+fn run_of_a_machine_that_is_cut_off_is_lost_and_repeated(browser: &mut Browser) {
+    let (server, temp_dir) = (Server::start(), TempDir::new());
+    let (file, began) = (temp_dir.path("crontab"), temp_dir.path("began"));
+    // The first attempt never ends.
+    let script =
+        format!("echo $MACHINE $$ >> {began}; [ $REDLATCH_ATTEMPT = 2 ] || exec sleep 600");
+    std::fs::write(&file, format!("{} nightly [retry=1] {script}\n", soon(3))).unwrap();
+    let proxies = [(); 3].map(|()| Proxy::to(server.port()));
+    let urls = proxies.iter().map(Proxy::url).enumerate();
+    let _machines: Vec<_> = urls.map(|(n, url)| start_at(url, &file, n)).collect();
+    let (_serve, address) = serve(&server, &["--interval", "100ms"]);
+    browser.open(&format!("http://{address}/"));
+    browser.until_shows(&["Jobs", "nightly", "running, "]);
+    until("the first attempt", || words(&began).len() == 1);
+    let first = words(&began).remove(0);
+    let proxy = &proxies[first[0].parse::<usize>().unwrap()];
+    proxy.refuse(true);
+    proxy.cut();
+    let runs = "[...document.querySelectorAll('.run')].map((run) => run.className).join()";
+    until("a lost run and its repetition", || {
+        let runs = browser.value(runs);
+        runs.as_str().unwrap().starts_with("run lost,run ok")
+    });
+    let second = words(&began).remove(1);
+    assert_ne!(second[0], first[0]);
+    until("the end of the first attempt", || {
+        is_dead(first[1].parse().unwrap())
+    });
+    browser.until_shows(&["ok, "]);
+}
+
 /// Runs a job each second, which fails every other time, while a test runs.
 fn with_job(server: &Server, test: impl FnOnce()) {
     let url = server.url();
@@ -260,6 +293,48 @@ fn state_is_json() {
         state(&address, "?filter=b%2F%C3%BC").0["locks"][0]["name"],
         "b/ü"
     );
+}
+
+/// Other programs may have written any keys where the records of jobs are.
+#[test]
+fn keys_of_other_programs_are_no_jobs() {
+    let server = Server::start();
+    let set = |words: &[&str]| server.command::<()>(words);
+    // Without a name, with one that no job can have, and with nothing that a record has.
+    for record in [
+        "redlatch_job:{}",
+        "redlatch_job::{}a",
+        "redlatch_job:other",
+        "redlatch_job:{b}",
+    ] {
+        set(&["HSET", record, "last", "x", "run:1:1", "x"]);
+    }
+    let long = "x".repeat(600);
+    set(&["HSET", &format!("redlatch_job:{{{long}}}"), "last", "1"]);
+    // The hash has the name of a job whose own key is a text.
+    set(&["SET", "redlatch_job:{c}", "text"]);
+    set(&["HSET", "redlatch_job::c", "last", "1"]);
+    set(&["HSET", "redlatch_job:{good}", "last", "1000"]);
+    let (_serve, address) = serve(&server, &["--interval", "100ms"]);
+    let mut all = Value::Null;
+    until("a look", || {
+        let (state, is_good) = state(&address, "");
+        all = state;
+        is_good
+    });
+    let names = |jobs: &Value| -> Vec<String> {
+        let jobs = jobs.as_array().unwrap().iter();
+        jobs.map(|job| job["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(&all["jobs"]), ["good"], "{all}");
+    let listed = finish(redlatch(&server, &["jobs", "--json"]))
+        .expect(0)
+        .stdout;
+    let listed = listed
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert_eq!(names(&listed.collect()), ["good"]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 -- Begins the run of a firing, unless its slot has one, or another run of the job lasts.
 --
--- KEYS[1]  the record: hash with last, latest, skipped, schedule, and of each run the fields run:SLOT:ATTEMPT (began, id,
+-- KEYS[1]  the record: hash with last, latest, skipped, succeeded, schedule, and of each run the fields run:SLOT:ATTEMPT (began, id,
 --          owner, lock, host, by) and, after it, end:SLOT:ATTEMPT (ended, state, outcome, output). The parts are lines
 -- ARGV[1]  id of the run; empty: only ask
 -- ARGV[2]  slot: the scheduled time in ms since 1970

@@ -23,6 +23,8 @@ pub struct History {
     pub last_slot: SystemTime,
     /// How many firings were skipped, because another run lasted, since the store has the record.
     pub skipped: u64,
+    /// The latest slot whose run has succeeded, also if the run itself is not kept any more.
+    pub last_success: Option<SystemTime>,
     /// The latest runs (up to 20), the latest slot first.
     pub runs: Vec<RunRecord>,
 }
@@ -83,12 +85,6 @@ impl History {
         self.schedule.as_ref()?.next_after(now)
     }
 
-    /// Returns the latest run that has succeeded.
-    pub fn last_success(&self) -> Option<&RunRecord> {
-        let succeeded = |run: &&RunRecord| run.state == RunState::Succeeded;
-        self.runs.iter().find(succeeded)
-    }
-
     pub(super) fn new(name: &str, record: &Record, store: &Store) -> Option<History> {
         let Record { now, fields, live } = record;
         let run = |(field, text): (&String, &String)| {
@@ -125,14 +121,13 @@ impl History {
             let (zone, text) = schedule.split_once(' ')?;
             Cron::parse(text).and_then(|cron| cron.in_tz(zone)).ok()
         });
+        let number = |field| fields.get(field)?.parse::<i64>().ok();
         Some(History {
             name: name.to_owned(),
             schedule,
-            last_slot: at(fields.get("last")?.parse().ok()?),
-            skipped: fields
-                .get("skipped")
-                .and_then(|n| n.parse().ok())
-                .unwrap_or(0),
+            last_slot: at(number("last")?),
+            skipped: number("skipped").map_or(0, i64::unsigned_abs),
+            last_success: number("succeeded").map(at),
             runs,
         })
     }

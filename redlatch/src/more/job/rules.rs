@@ -293,6 +293,15 @@ pub(super) fn finish<'a>(
                 return Ok(ended.split_once('\n').is_some_and(|(_, rest)| rest == end));
             }
             found.value.insert(field, format!("{now}\n{end}"));
+            let latest = found.value.get("succeeded");
+            let latest = latest.and_then(|slot| slot.parse().ok()).unwrap_or(0);
+            let slot = attempt
+                .split(':')
+                .next()
+                .and_then(|slot| slot.parse::<i64>().ok());
+            if let Some(slot) = slot.filter(|slot| end.starts_with("ok\n") && *slot > latest) {
+                found.value.insert("succeeded".to_owned(), slot.to_string());
+            }
             Ok(true)
         },
     )

@@ -28,7 +28,7 @@ use crate::store::{Delivery, Progress, Store};
 use crate::{MAX_LEASE, ReadLock};
 
 /// How many runs the record of a job keeps.
-const KEPT: u32 = 20;
+pub(super) const KEPT: u32 = 20;
 
 /// How long the record of a job remains after its latest run, in addition to two of its periods.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -279,20 +279,22 @@ impl Scheduled {
             stops: false,
         });
         let mut stop = pin!(stop);
-        let last = tokio::select! {
+        let known = tokio::select! {
             biased;
             () = &mut stop => return Ok(()),
-            last = self.last_slot() => last?,
+            known = self.known() => known?,
         };
-        plan.catch_up(last);
+        if let Some(history) = &known {
+            plan.catch_up(history.last_slot, history.schedule.as_ref());
+        }
         let mut firings = FuturesUnordered::new();
         let fire = |plan: &Plan, slot, after| {
             let ahead = plan.ahead(slot);
             self.fire(slot, after, ahead, progressed.subscribe(), &work)
         };
-        if let (Some(last), 1..) = (last, self.retries) {
+        if let (Some(History { last_slot, .. }), 1..) = (known, self.retries) {
             // Its machine may have died.
-            firings.push(fire(&plan, last, Duration::ZERO));
+            firings.push(fire(&plan, last_slot, Duration::ZERO));
         }
         loop {
             let pause = match plan.due(self.now(), random_fraction()) {
@@ -341,15 +343,12 @@ impl Scheduled {
         Ok(())
     }
 
-    /// Returns the last slot that the store knows. Waits through an outage.
-    async fn last_slot(&self) -> Result<Option<SystemTime>> {
+    /// Returns what the store knows. Waits through an outage.
+    async fn known(&self) -> Result<Option<History>> {
         let store = &self.job.session.store;
         loop {
             match store.run_idempotent(&read(&self.job.keys, false)).await {
-                Ok(record) => {
-                    let history = History::new(self.job.name(), &record, store);
-                    return Ok(history.map(|history| history.last_slot));
-                }
+                Ok(record) => return Ok(History::new(self.job.name(), &record, store)),
                 Err(error) if error.is_transient() => sleep(Duration::from_secs(1)).await,
                 Err(error) => return Err(error),
             }
@@ -464,7 +463,14 @@ impl Scheduled {
                         Err(error) => match self.failed(&mut firing, error)? {
                             // The same run may have begun: repeated with its id.
                             Next::Pause(pause) if held.as_ref().is_some_and(Held::is_valid) => {
-                                sleep(pause).await;
+                                drop(over);
+                                tokio::select! {
+                                    biased;
+                                    _ = progressed.wait_for(|now| now.stops) => {
+                                        return Err(Ending::Elsewhere);
+                                    }
+                                    () = sleep(pause) => {}
+                                }
                                 // Without the lock, the run would be lost before its work began.
                                 match held.as_ref().is_some_and(Held::is_valid) {
                                     true => Next::Begin,

@@ -9,9 +9,12 @@ use tokio::time::{Instant, sleep};
 
 use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
-use super::rules::{Begun, Overlap};
-use super::{Cron, History, Outcome, Run, RunState, Scheduled};
+use super::rules::{Begin, Begun, Overlap, read};
+use super::scheduler::KEPT;
+use super::{Cron, History, Job, Outcome, Run, RunState, Scheduled};
+use crate::lease::Lease;
 use crate::step::differential::check_random;
+use crate::store::embedded::failure_injection::Failure;
 use crate::{Client, Embedded, Slot};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -208,9 +211,13 @@ fn plan(text: &str, catch_up: CatchUp, now: &str) -> Plan {
     )
 }
 
+fn fire(slot: SystemTime) -> Due {
+    Due::Fire(slot, Duration::ZERO)
+}
+
 #[test]
 fn plan_fires_each_slot_once_in_order() {
-    let fire = |time: &str| Due::Fire(at(time), Duration::ZERO);
+    let fire = |time: &str| fire(at(time));
     let mut plan = plan("*/30 * * * * *", CatchUp::None, "2026-12-31T23:59:10");
     for (now, due) in [
         ("2026-12-31T23:59:10", Due::Sleep(20 * SECOND)),
@@ -240,36 +247,58 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
     let slot = at("2027-01-01T02:00");
     let day = Duration::from_secs(24 * 3600);
     for (catch_up, now, due) in [
-        (CatchUp::None, in_time, Due::Fire(slot, Duration::ZERO)),
+        (CatchUp::None, in_time, fire(slot)),
         (CatchUp::None, late, Due::Missed(slot)),
-        (CatchUp::Last, late, Due::Fire(slot, Duration::ZERO)),
+        (CatchUp::Last, late, fire(slot)),
     ] {
         let mut plan = plan("0 2 * * *", catch_up, "2026-12-31T12:00");
         assert_eq!(plan.due(at(now), 0.0), due, "{catch_up:?} {now}");
         assert_eq!(plan.due(at(now), 0.0), Due::Sleep(MINUTE));
     }
     // This process starts after the time.
-    for (catch_up, last, due) in [
-        (CatchUp::None, Some(slot - day), Due::Sleep(MINUTE)),
-        (CatchUp::Last, None, Due::Sleep(MINUTE)),
-        (CatchUp::Last, Some(slot), Due::Sleep(MINUTE)),
+    let minutes = |minutes| slot + minutes * MINUTE;
+    let fires = fire(slot);
+    for (catch_up, last, started, due) in [
         (
-            CatchUp::Last,
+            CatchUp::None,
             Some(slot - day),
-            Due::Fire(slot, Duration::ZERO),
+            minutes(2),
+            Due::Sleep(MINUTE),
         ),
-        (
-            CatchUp::Last,
-            Some(slot - 9 * day),
-            Due::Fire(slot, Duration::ZERO),
-        ),
+        (CatchUp::None, Some(slot - day), minutes(1), fires.clone()),
+        (CatchUp::None, Some(slot), minutes(1), Due::Sleep(MINUTE)),
+        (CatchUp::None, None, minutes(1), Due::Sleep(MINUTE)),
+        (CatchUp::Last, None, minutes(420), Due::Sleep(MINUTE)),
+        (CatchUp::Last, Some(slot), minutes(420), Due::Sleep(MINUTE)),
+        (CatchUp::Last, Some(slot - day), minutes(420), fires.clone()),
+        (CatchUp::Last, Some(slot - 9 * day), minutes(420), fires),
     ] {
-        let mut plan = plan("0 2 * * *", catch_up, "2027-01-01T09:00");
-        plan.catch_up(last);
-        let now = at("2027-01-01T09:00");
-        assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {last:?}");
-        assert_eq!(plan.due(now, 0.0), Due::Sleep(MINUTE));
+        let daily = Cron::parse("0 2 * * *").unwrap();
+        let mut plan = Plan::new(daily.clone(), catch_up, Duration::ZERO, started);
+        if let Some(last) = last {
+            plan.catch_up(last, Some(&daily));
+        }
+        assert_eq!(plan.due(started, 0.0), due, "{catch_up:?} {last:?}");
+        assert_eq!(plan.due(started, 0.0), Due::Sleep(MINUTE));
     }
+    // It has another schedule than before, which did not exist at that time.
+    for (before, due) in [("0 2 * * *", fire(slot)), ("0 3 * * *", Due::Sleep(MINUTE))] {
+        let now = minutes(1);
+        let mut plan = Plan::new(
+            Cron::parse("0 2 * * *").unwrap(),
+            CatchUp::None,
+            Duration::ZERO,
+            now,
+        );
+        plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
+        assert_eq!(plan.due(now, 0.0), due, "{before}");
+    }
+    // Of a short period, the latest one.
+    let (often, now) = (Cron::parse("*/10 * * * * *").unwrap(), minutes(1) + SECOND);
+    let mut plan = Plan::new(often.clone(), CatchUp::None, Duration::ZERO, now);
+    plan.catch_up(slot - day, Some(&often));
+    assert_eq!(plan.due(now, 0.0), fire(minutes(1)));
+    assert_eq!(plan.due(now, 0.0), Due::Sleep(9 * SECOND));
 }
 
 #[test]
@@ -357,6 +386,30 @@ fn firing_waits_through_a_short_outage() {
     }
 }
 
+/// A machine that begins a firing late by its jitter has as much time as one that begins at once.
+#[test]
+fn jitter_of_a_firing_is_no_delay() {
+    let (slot, jitter) = (at("2027-01-01T00:00"), 90 * SECOND);
+    let due = slot + jitter;
+    for (now, is_missed) in [
+        (due, false),
+        (due + TOLERANCE, false),
+        (due + TOLERANCE + SECOND, true),
+    ] {
+        let firing = || Firing::new(slot, jitter, Overlap::Skip, 0, CatchUp::None);
+        let next = |next| {
+            if is_missed {
+                Next::End(Ending::Missed)
+            } else {
+                next
+            }
+        };
+        assert_eq!(firing().failed(now), next(Next::Pause(SECOND)), "{now:?}");
+        let vacant = firing().replied(Begun::Vacant, true, now);
+        assert_eq!(vacant, next(Next::Lock(SECOND)), "{now:?}");
+    }
+}
+
 /// Not even a run of this job.
 #[test]
 fn firing_is_missed_if_another_user_holds_the_lock() {
@@ -374,6 +427,157 @@ fn firing_is_missed_if_another_user_holds_the_lock() {
         let late = firing.replied(Begun::Vacant, true, slot + TOLERANCE + SECOND);
         assert_eq!(late, next, "{overlap:?} {catch_up:?}");
     }
+}
+
+#[test]
+fn settings_beyond_the_limits_are_refused() {
+    let client = Client::embedded();
+    let job = || client.job("job").schedule(cron("@daily", "UTC"));
+    let years = 11 * 366 * 24 * 60 * MINUTE;
+    for (job, refused) in [
+        (job().retry(19), None),
+        // The record would not keep all attempts.
+        (job().retry(20), Some("retry")),
+        (job().jitter(years), Some("jitter")),
+        (job().timeout(years), Some("timeout")),
+    ] {
+        let error = job.check().err().map(|error| error.to_string());
+        assert_eq!(error.is_some(), refused.is_some(), "{error:?}");
+        let (error, refused) = (error.unwrap_or_default(), refused.unwrap_or_default());
+        assert!(error.contains(refused), "{error}");
+    }
+}
+
+/// A client, and the lock of the runs that it begins in the store without doing their work.
+struct Beginner {
+    job: Job,
+    /// Times count from here, in the time of the store.
+    now: i64,
+}
+
+impl Beginner {
+    async fn new(client: &Client) -> Beginner {
+        let job = client.job(&redlatch_testkit::unique("begin"));
+        let record = job
+            .session
+            .store
+            .run_idempotent(&read(&job.keys, false))
+            .await;
+        let now = record.unwrap().now;
+        Beginner { job, now }
+    }
+
+    /// Begins the run of a slot so many seconds from now. The lock of the run is the key `lock`.
+    async fn begin(
+        &self,
+        run: &str,
+        seconds: i64,
+        attempts: u32,
+        overlap: Overlap,
+        lock: &str,
+    ) -> Begun {
+        let step = Begin {
+            keys: &self.job.keys,
+            run,
+            slot: self.now + seconds * 1000,
+            attempts,
+            ahead: 60_000,
+            overlap,
+            kept: KEPT,
+            time_to_live: Lease::from_remaining(MINUTE),
+            runner: &format!("\n{lock}\nhost\nby"),
+            schedule: "UTC @hourly",
+        };
+        self.job
+            .session
+            .store
+            .run_idempotent(&step.step())
+            .await
+            .unwrap()
+    }
+
+    /// On a server and in the embedded store, each with the key of a lock that is held.
+    async fn on_each_store(test: impl AsyncFn(&Client, &str)) {
+        let on_server = Client::connect(&redlatch_testkit::shared().url())
+            .await
+            .unwrap();
+        for client in [on_server, Client::embedded()] {
+            let lock = client.lock(&redlatch_testkit::unique("held"));
+            let _held = lock.lock().await.unwrap();
+            test(&client, lock.name()).await;
+        }
+    }
+}
+
+/// The key of no lock.
+const DEAD: &str = "none";
+
+/// The run that lasts may end before the slot.
+#[tokio::test]
+async fn early_machine_does_not_skip_a_firing() {
+    Beginner::on_each_store(async |client, lasts| {
+        let job = Beginner::new(client).await;
+        let first = job.begin("a", -20, 1, Overlap::Skip, lasts).await;
+        assert_eq!(first, Begun::New(1));
+        for run in ["", "b"] {
+            let early = job.begin(run, 40, 1, Overlap::Skip, DEAD).await;
+            let is_early =
+                matches!(early, Begun::Early(time) if time <= 40 * SECOND && time > SECOND);
+            assert!(is_early, "{early:?}");
+        }
+        let waits = job.begin("b", 40, 1, Overlap::Wait, DEAD).await;
+        assert!(matches!(waits, Begun::Overlaps(_)), "{waits:?}");
+        let skipped = async || job.job.history().await.unwrap().unwrap().skipped;
+        assert_eq!(skipped().await, 0);
+        let due = job.begin("b", -10, 1, Overlap::Skip, DEAD).await;
+        assert_eq!((due, skipped().await), (Begun::Skipped, 1));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn dead_run_is_not_repeated_after_a_later_one() {
+    Beginner::on_each_store(async |client, lasts| {
+        for (overlap, later, repeated) in [
+            (Overlap::Allow, None, Begun::New(2)),
+            (Overlap::Allow, Some(DEAD), Begun::Done),
+            (Overlap::Allow, Some(lasts), Begun::Done),
+            (Overlap::Skip, None, Begun::New(2)),
+        ] {
+            let job = Beginner::new(client).await;
+            let first = job.begin("a", -20, 2, overlap, DEAD).await;
+            assert_eq!(first, Begun::New(1));
+            if let Some(lock) = later {
+                let later = job.begin("b", -10, 2, overlap, lock).await;
+                assert_eq!(later, Begun::New(1));
+            }
+            let again = job.begin("c", -20, 2, overlap, DEAD).await;
+            assert_eq!(again, repeated, "{overlap:?} {later:?}");
+        }
+    })
+    .await;
+}
+
+/// The record keeps all attempts, so it knows that there are no more.
+#[tokio::test]
+async fn slot_is_repeated_as_often_as_can_be_set() {
+    Beginner::on_each_store(async |client, _| {
+        let job = Beginner::new(client).await;
+        for attempt in 1..=KEPT {
+            let run = attempt.to_string();
+            let begun = job.begin(&run, -20, KEPT, Overlap::Skip, DEAD).await;
+            assert_eq!(begun, Begun::New(attempt));
+        }
+        for run in ["", "another"] {
+            let begun = job.begin(run, -20, KEPT, Overlap::Skip, DEAD).await;
+            assert_eq!(begun, Begun::Done);
+        }
+        let runs = job.job.history().await.unwrap().unwrap().runs;
+        let attempts: Vec<_> = runs.iter().rev().map(|run| run.attempt).collect();
+        assert_eq!(attempts, Vec::from_iter(1..=KEPT));
+        assert!(runs.iter().all(|run| run.state == RunState::Lost));
+    })
+    .await;
 }
 
 /// A fleet of clients on one embedded store and a paused clock, which begins at a given time.
@@ -617,6 +821,59 @@ async fn restarted_fleet_catches_up_once() {
     }
 }
 
+/// A process waits with a firing that is due, and another one takes its place, as when the crontab has changed.
+#[tokio::test(start_paused = true)]
+async fn firing_that_waits_is_taken_over_by_the_next_process() {
+    let fleet = Fleet::new("2027-01-01T01:59:40");
+    let job = || fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let first = fleet.start(0, job(), SECOND);
+    sleep(24 * 60 * MINUTE).await;
+    let lock = fleet.client().lock("job");
+    let held = lock.lock().await.unwrap();
+    sleep(MINUTE / 2).await;
+    first.stop().await;
+    assert_eq!(fleet.slots().len(), 1);
+    let next = fleet.start(1, job(), SECOND);
+    sleep(10 * SECOND).await;
+    held.unlock().await.unwrap();
+    sleep(10 * SECOND).await;
+    next.stop().await;
+    let slots = Vec::from_iter(fleet.slots());
+    let expected = ["2027-01-01T02:00:00Z", "2027-01-02T02:00:00Z"];
+    assert_eq!(slots, expected.map(|slot| (slot.to_owned(), 1)));
+}
+
+/// Replicas do not confirm that a run has begun, although its lock is renewed.
+#[tokio::test(start_paused = true)]
+async fn stop_does_not_wait_for_replicas() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let machine = fleet.start(0, job.catch_up(CatchUp::Last), SECOND);
+    sleep(SECOND / 2).await;
+    let unconfirmed = std::iter::repeat_n(Some(Failure::Unconfirmed), 100_000);
+    fleet.store.fail([None].into_iter().chain(unconfirmed));
+    sleep(5 * MINUTE).await;
+    assert!(fleet.client().lock("job").is_locked().await.unwrap());
+    let stopped = tokio::time::timeout(MINUTE, machine.stop()).await;
+    stopped.expect("it ends");
+    assert!(fleet.slots().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_success_is_known_after_any_number_of_failures() {
+    let fleet = Fleet::new("2027-01-01T00:00:30");
+    let job = fleet.job(&fleet.client(), "* * * * *", "UTC", Duration::ZERO);
+    let last = at("2027-01-01T00:02");
+    let work = async |run: Run| match run.slot() <= last {
+        true => Ok(()),
+        false => Err("out of paper"),
+    };
+    job.run_until(sleep(40 * MINUTE), work).await.unwrap();
+    let history = fleet.history().await;
+    assert!(history.runs.iter().all(|run| run.state == RunState::Failed));
+    assert_eq!(history.last_success, Some(last));
+}
+
 #[tokio::test(start_paused = true)]
 async fn run_that_never_ends_times_out() {
     let fleet = Fleet::new("2027-01-01T01:59:40");
@@ -644,22 +901,40 @@ async fn run_that_never_ends_times_out() {
     machine.stop().await;
 }
 
-/// Another client takes the lock by force.
+/// Another client takes the lock by force. The machine that loses it drops the work. Another one repeats the run if it may.
 #[tokio::test(start_paused = true)]
 async fn lost_lock_drops_the_work_and_is_recorded() {
-    let fleet = Fleet::new("2027-01-01T01:59:40");
-    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-    let machine = fleet.start(0, job, 24 * 60 * MINUTE);
-    sleep(MINUTE).await;
-    assert!(fleet.client().lock("job").force_unlock().await.unwrap());
-    sleep(MINUTE).await;
-    let history = fleet.history().await;
-    let [run] = &history.runs[..] else {
-        panic!("one run");
-    };
-    assert_eq!(run.state, RunState::Lost);
-    assert!(run.outcome.contains("no longer holds"), "{}", run.outcome);
-    machine.stop().await;
+    for (retries, runs) in [(0, &[(1, "lost")][..]), (1, &[(1, "lost"), (2, "ok")])] {
+        let fleet = Fleet::new("2027-01-01T01:59:40");
+        let job = || {
+            let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+            job.retry(retries)
+        };
+        let loses = fleet.start(0, job(), 5 * MINUTE);
+        until_runs(&fleet, 1).await;
+        let other = fleet.start(1, job(), 5 * MINUTE);
+        // It has looked at the run that lasts.
+        sleep(SECOND).await;
+        assert!(fleet.client().lock("job").force_unlock().await.unwrap());
+        until_runs(&fleet, runs.len()).await;
+        sleep(10 * MINUTE).await;
+        let history = fleet.history().await;
+        let found = history.runs.iter().rev();
+        let found = found.map(|run| (run.attempt, run.state.as_str()));
+        assert_eq!(Vec::from_iter(found), runs, "{retries}");
+        let outcome = &history.runs.last().unwrap().outcome;
+        let is_told = outcome.contains("no longer holds");
+        assert_eq!(is_told, retries == 0, "{outcome}");
+        for machine in [loses, other] {
+            machine.stop().await;
+        }
+    }
+}
+
+async fn until_runs(fleet: &Fleet, count: usize) {
+    while fleet.runs.lock().unwrap().len() < count {
+        sleep(SECOND).await;
+    }
 }
 
 /// The outcome and the output may have any length and any characters.
@@ -689,7 +964,7 @@ async fn history_has_outcome_and_the_end_of_the_output() {
         run.by
     );
     assert_eq!(history.schedule, Some(cron("0 2 * * *", "UTC")));
-    assert_eq!(history.last_success(), None);
+    assert_eq!(history.last_success, None);
 }
 
 /// Names with prefixes and hash tags, and keys of other programs.
