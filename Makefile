@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
+.PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop interop-build bench bench-redisson bench-peers api api-update stress robustness soak \
 	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime chromium postgresql mariadb patch
 
 help:
@@ -28,7 +28,12 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime chromium postgresql mariadb lint docs unit interop package
+# The checks compute while the tests wait, with a low priority, so that the tests run as if alone. Those that need Cargo's lock
+# begin when the tests are built.
+test: redis tmux faketime chromium postgresql mariadb patch jq
+	@mkdir -p target
+	@nice $(MAKE) interop-build lint docs package >target/checks.log 2>&1 & checks=$$!; trap "kill $$checks" INT TERM; \
+		$(MAKE) unit interop; tests=$$?; wait $$checks; checks=$$?; cat target/checks.log; exit $$((tests + checks))
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
@@ -87,6 +92,9 @@ test-topologies: redis
 # One Redis, shared with the real Redisson in JVMs.
 interop: redis
 	@tools/interop
+
+interop-build:
+	@tools/interop build
 
 jq:
 	@tools/need jq jq "The check of the packages reads Cargo's JSON"
