@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
+.PHONY: help test lint docs unit test-topologies package deb deb-test packaging-test interop interop-build bench bench-redisson bench-peers api api-update stress robustness soak \
 	simulate simulate-mutants mutants explore deny schedulers semver book fuzz redis jq tmux faketime chromium postgresql mariadb patch
 
 help:
@@ -29,7 +29,12 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime chromium postgresql mariadb lint docs unit interop package
+# The checks compute while the tests wait, with a low priority, so that the tests run as if alone. Those that need Cargo's lock
+# begin when the tests are built.
+test: redis tmux faketime chromium postgresql mariadb patch jq
+	@mkdir -p target
+	@nice $(MAKE) interop-build lint docs package >target/checks.log 2>&1 & checks=$$!; trap "kill $$checks" INT TERM; \
+		$(MAKE) unit interop; tests=$$?; wait $$checks; checks=$$?; cat target/checks.log; exit $$((tests + checks))
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
@@ -62,8 +67,10 @@ lint: patch
 	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
 	$(CARGO) check --package redlatch --no-default-features --locked
 
+# With an example, dependencies have the features that they have for the lints, and are not checked again. The other targets are
+# those that have pages anyway.
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked --lib --bin 'redlatch-bench*' --example quickstart
 	@for page in $$(ls docs | grep '\.md$$' | grep -v SUMMARY); do \
 		grep -qF "($$page)" docs/SUMMARY.md || { echo "docs/$$page is missing in docs/SUMMARY.md"; exit 1; }; \
 	done
@@ -73,12 +80,12 @@ docs:
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
 
 # Tests wait more than they compute, so more of them run at a time than there are cores.
-unit: export RUST_TEST_THREADS ?= 16
+unit: export RUST_TEST_THREADS ?= 24
 unit:
 	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --exclude redlatch-interop --all-features --locked
 
 # The suites that run on every store, on all deployments except a plain server, and the tests of these deployments.
-test-topologies: export RUST_TEST_THREADS ?= 16
+test-topologies: export RUST_TEST_THREADS ?= 24
 test-topologies: redis
 	$(CARGO) test --package redlatch --all-features --locked --lib --test it -- \
 		secured:: sentinel:: cluster:: cluster_moving:: cluster_update:: replicas:: acl:: tls:: tls_topologies::
@@ -86,6 +93,9 @@ test-topologies: redis
 # One Redis, shared with the real Redisson in JVMs.
 interop: redis
 	@tools/interop
+
+interop-build:
+	@tools/interop build
 
 jq:
 	@tools/need jq jq "The check of the packages reads Cargo's JSON"

@@ -22,6 +22,9 @@ import org.redisson.config.SubscriptionMode;
  */
 final class Servers {
 
+    /** Connections to each server at first; Redisson opens more when it needs them. To open its default takes time. */
+    private static final int CONNECTIONS = 2;
+
     private final List<RedissonClient> clients = new ArrayList<>();
     private RedissonClient counters;
 
@@ -83,7 +86,7 @@ final class Servers {
             case "redis+sentinel" ->
                 from(replicas, config.useSentinelServers().setMasterName(path[1]).addSentinelAddress(hosts));
             case "redis+cluster" -> from(replicas, config.useClusterServers().addNodeAddress(hosts));
-            default -> config.useSingleServer().setAddress(url);
+            default -> config.useSingleServer().setAddress(url).setConnectionMinimumIdleSize(CONNECTIONS);
         };
     }
 
@@ -94,8 +97,7 @@ final class Servers {
     private static BaseConfig<?> from(boolean replicas, BaseMasterSlaveServersConfig<?> servers) {
         servers.setReadMode(replicas ? ReadMode.SLAVE : ReadMode.MASTER);
         servers.setSubscriptionMode(replicas ? SubscriptionMode.SLAVE : SubscriptionMode.MASTER);
-        // The default number of connections to each server is not needed here, and takes time to open.
-        servers.setMasterConnectionMinimumIdleSize(2).setSlaveConnectionMinimumIdleSize(2);
+        servers.setMasterConnectionMinimumIdleSize(CONNECTIONS).setSlaveConnectionMinimumIdleSize(CONNECTIONS);
         return servers;
     }
 
