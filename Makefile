@@ -80,12 +80,12 @@ docs:
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
 
 # Tests wait more than they compute, so more of them run at a time than there are cores.
-unit: export RUST_TEST_THREADS ?= 24
+unit: export RUST_TEST_THREADS ?= 16
 unit:
 	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --exclude redlatch-interop --all-features --locked
 
 # The suites that run on every store, on all deployments except a plain server, and the tests of these deployments.
-test-topologies: export RUST_TEST_THREADS ?= 24
+test-topologies: export RUST_TEST_THREADS ?= 16
 test-topologies: redis
 	$(CARGO) test --package redlatch --all-features --locked --lib --test it -- \
 		secured:: sentinel:: cluster:: cluster_moving:: cluster_update:: replicas:: acl:: tls:: tls_topologies::
