@@ -75,6 +75,7 @@ impl Context {
                 .names
                 .iter()
                 .chain(&self.worker.contended_names)
+                .chain(&self.worker.jobs)
                 .cloned(),
         );
         let cluster = self.deployment.cluster().ok_or("no cluster")?;

@@ -1,6 +1,9 @@
 //! Names of locks, `kind:number` each: the kind selects the handle that workers use.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redlatch::job::{CatchUp, Overlap};
 
 /// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks, a
 /// `group` has two values.
@@ -24,6 +27,62 @@ pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
 
 /// The kinds that owners shared by tasks, and threads, use, over few names. Only threads use `red`.
 pub const OWNER_KINDS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
+
+/// How a job runs. All processes use the same settings.
+#[derive(Debug, Clone, Copy)]
+pub struct JobSettings {
+    /// Divides a minute.
+    pub period: Duration,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    pub retries: u32,
+    pub jitter: Duration,
+    /// The longest time that its work takes.
+    pub longest: Duration,
+}
+
+/// The settings of the jobs `job:0`, `job:1`, …
+pub const JOBS: [JobSettings; 6] = {
+    let (none, last) = (CatchUp::None, CatchUp::Last);
+    [
+        job(1_000, Overlap::Skip, none, 0, 0, 1_500),
+        job(1_000, Overlap::Allow, last, 0, 300, 1_200),
+        job(2_000, Overlap::Wait, last, 1, 100, 2_500),
+        job(2_000, Overlap::Allow, none, 2, 0, 4_000),
+        job(5_000, Overlap::Skip, last, 2, 0, 4_500),
+        job(10_000, Overlap::Wait, none, 1, 0, 9_000),
+    ]
+};
+
+/// Times in milliseconds.
+const fn job(
+    period: u64,
+    overlap: Overlap,
+    catch_up: CatchUp,
+    retries: u32,
+    jitter: u64,
+    longest: u64,
+) -> JobSettings {
+    JobSettings {
+        period: Duration::from_millis(period),
+        overlap,
+        catch_up,
+        retries,
+        jitter: Duration::from_millis(jitter),
+        longest: Duration::from_millis(longest),
+    }
+}
+
+/// Returns the settings of a job by its name, or `None` if it is not a job.
+pub fn job_settings(name: &str) -> Option<&'static JobSettings> {
+    JOBS.get(name.strip_prefix("job:")?.parse::<usize>().ok()?)
+}
+
+/// Returns the names of the jobs whose settings these are.
+pub fn jobs(mut fits: impl FnMut(&JobSettings) -> bool) -> Vec<String> {
+    let numbers = (0..JOBS.len()).filter(|number| fits(&JOBS[*number]));
+    numbers.map(|number| format!("job:{number}")).collect()
+}
 
 /// Returns whether waiters for a name are served from a queue in the store, which waits for those that died.
 pub(crate) fn has_queue(name: &str) -> bool {
@@ -76,6 +135,11 @@ pub(crate) fn members_of(name: &str) -> Vec<String> {
 pub fn locks_of_all<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
     let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
     locks.into_iter().collect()
+}
+
+/// Returns the names of the jobs for runs on a real clock: a busy machine may delay a slot by a second.
+pub(crate) fn slow_jobs() -> Vec<String> {
+    jobs(|job| job.period > Duration::from_secs(1))
 }
 
 /// Returns this many names, of all kinds in turn.

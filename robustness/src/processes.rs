@@ -65,6 +65,7 @@ impl Processes {
         let client_id = client_id.map(|id| format!("--client-id={id}-{place}"));
         let password_file = worker.password_file.as_ref();
         let password_file = password_file.map(|file| format!("--password-file={}", file.display()));
+        let jobs = (!worker.jobs.is_empty()).then(|| format!("--jobs={}", worker.jobs.join(",")));
         let mut child = Command::new(std::env::current_exe()?)
             .arg("worker")
             .args(["--url", &worker.url, "--resource", &worker.resource])
@@ -77,6 +78,7 @@ impl Processes {
             .args(["--threads", &worker.threads.to_string()])
             .args(["--contended-names", &worker.contended_names.join(",")])
             .args(["--permanent-locks", &worker.permanent_locks.to_string()])
+            .args(jobs)
             .args(client_id)
             .args(password_file)
             .args(["--lease", &worker.lease.to_string()])

@@ -106,6 +106,7 @@ pub(crate) fn run(
     let mut history = lock(&context.history);
     history.end = now();
     let mut violations = checker::check(&history, setup.losses, &resource.tallies());
+    violations.extend(checker::check_slots(&history, MARGIN));
     violations.extend(left);
     violations.extend(load.into_iter().map(|text| violation(Rule::Load, text)));
     Ok(evaluate(&history, violations))

@@ -11,7 +11,7 @@ use crate::clock::millis;
 use crate::context::{Context, Schedule};
 use crate::deployment::{Needs, Topology};
 use crate::faults::{self, Fault, FaultDuration};
-use crate::names::{contended_names, names};
+use crate::names::{contended_names, names, slow_jobs};
 use crate::options::SoakOptions;
 use crate::processes::lock;
 use crate::run::{Outcome, Setup, run};
@@ -44,6 +44,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     worker.fair = tasks.div_ceil(10);
     // Enough tasks hold locks for long to be affected by every fault, and enough names stay free for others.
     worker.long_holders = (options.names / 4 / processes.max(1)).max(1);
+    worker.jobs = slow_jobs();
     worker.contended_names = contended_names(options.names.div_ceil(2));
     let setup = Setup {
         topology,

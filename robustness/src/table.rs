@@ -14,7 +14,7 @@ use crate::checker::Rule;
 use crate::clock::millis;
 use crate::deployment::Topology;
 use crate::faults::{self, Fault};
-use crate::names::{contended_names, names};
+use crate::names::{contended_names, names, slow_jobs};
 use crate::namespace;
 use crate::options::TableOptions;
 use crate::run::{Explained, Outcome, Setup, run};
@@ -131,6 +131,7 @@ fn row(fault: &Fault, topology: Topology, options: &TableOptions, seed: u64) -> 
             uses_tickets: true,
             client_id: fault.chosen_ids.then(|| "pod".to_owned()),
             contended_names: contended_names(10),
+            jobs: slow_jobs(),
             permanent_locks: fault.permanent_locks,
             ..WorkerOptions::new(lease, 8, names(20), seed)
         },

@@ -132,11 +132,11 @@ impl Run<'_> {
             }
             Fault::Kill(place) | Fault::RuntimeDropped(place) => {
                 let id = self.processes[place].id();
+                lock(&self.history).processes.entry(id).or_default().killed = Some(from);
                 match *fault {
                     Fault::Kill(_) => self.processes[place].kill(),
                     _ => self.processes[place].drop_runtime(),
                 }
-                lock(&self.history).processes.entry(id).or_default().killed = Some(from);
                 until.await;
                 self.processes[place] = self.start(place);
             }

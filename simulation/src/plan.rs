@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redlatch_robustness::checker::Losses;
-use redlatch_robustness::names::{COUNTERS, KINDS, locks_of, locks_of_all};
+use redlatch_robustness::names::{COUNTERS, KINDS, jobs, locks_of, locks_of_all};
 use redlatch_robustness::random::Random;
 use redlatch_robustness::worker::Sync;
 
@@ -42,6 +42,8 @@ pub struct Plan {
     pub names: Vec<String>,
     /// Names of the locks that the shared owners acquire.
     pub contended_names: Vec<String>,
+    /// Names of the jobs that all processes run.
+    pub jobs: Vec<String>,
     /// Number of additional locks that the first client of each process holds during the whole run.
     pub permanent_locks: usize,
     /// Number of commands that the first client of the first process sends at once, with requests that are canceled.
@@ -191,7 +193,8 @@ impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let mut random = Random::new(seed ^ 0x5eed_0f00_d1ce);
         let millis = Duration::from_millis;
-        let processes = 1 + random.below(3);
+        let jobs = draw_jobs(seed);
+        let processes = (1 + random.below(3)).max(if jobs.is_empty() { 1 } else { 2 });
         let mut lease = millis(900 + 300 * random.below(8) as u64);
         let duration = random.between(lease, lease * 4);
         let mut names = draw_names(&mut random);
@@ -290,6 +293,11 @@ impl Plan {
             lease = lease.max(millis(3000)) * 4;
         }
         let duration = duration.max(at + lease);
+        let duration = match jobs.is_empty() {
+            true => duration,
+            // Several slots of each job.
+            false => duration.max(millis(12_000)),
+        };
         let has_one_address = matches!(topology, Topology::Single | Topology::Named);
         // With one server, also with passwords that change; and behind a name.
         let lacks_resp3 = matches!(seed % 16, 10..=12) && has_one_address;
@@ -316,6 +324,7 @@ impl Plan {
             chosen_ids: random.below(2) == 0,
             names,
             contended_names,
+            jobs,
             permanent_locks: match random.below(16) {
                 // In one of 64 such runs, 20 times as many. Such a run takes as long as 50 others.
                 0 => (50 + random.below(250)) * if seed.is_multiple_of(64) { 20 } else { 1 },
@@ -341,7 +350,8 @@ impl Plan {
 
     /// Returns the names of all locks.
     pub fn all_names(&self) -> Vec<String> {
-        locks_of_all(self.names.iter().chain(&self.contended_names))
+        let names = self.names.iter().chain(&self.contended_names);
+        locks_of_all(names.chain(&self.jobs))
     }
 
     /// Returns whether all faults are minor. Then waiters acquire free locks promptly, and in their turn, when no
@@ -384,6 +394,15 @@ fn add_password_changes(faults: &mut Vec<ScheduledFault>, interval: Duration, du
 
 /// Kinds that are drawn apart, so that the other seeds have the plans that they had.
 const FAIR: [&str; 2] = ["fair-rw", "fair-permits"];
+
+/// Draws jobs for a quarter of the seeds. Apart, so that the other seeds have the plans that they had.
+fn draw_jobs(seed: u64) -> Vec<String> {
+    let mut random = Random::new(seed ^ 0x6a_0b5);
+    match random.below(4) {
+        0 => jobs(|_| random.below(2) == 0),
+        _ => Vec::new(),
+    }
+}
 
 /// Draws one or two names for half of the kinds. The members of a multi-lock are also acquired alone.
 fn draw_names(random: &mut Random) -> Vec<String> {

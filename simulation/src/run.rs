@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use redlatch::Owner;
 use redlatch::simulation::Inside;
@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::deployment::{Deployment, Topology};
 use crate::linearizability;
-use crate::network::{Network, ProcessId};
+use crate::network::{EPOCH, Network, ProcessId};
 use crate::plan::{Plan, PlannedUser};
 use crate::process::Process;
 use crate::server::{Server, User};
@@ -36,6 +36,13 @@ const PROMPT_LATENCIES: u32 = 40;
 /// Time after which a request has joined the queue of a fair lock, in latencies. The first request of a process takes 17: it asks
 /// the Sentinels, opens a connection, and sends the script again because the server does not know it.
 const QUEUE_JOIN_LATENCIES: u32 = 24;
+
+/// How far the clock of a process is ahead of that of the servers, or behind it, at most. The clocks of two processes
+/// may differ by half the shortest period of a job.
+const CLOCK_SKEW: Duration = Duration::from_millis(200);
+
+/// How long after its work a run may keep its job busy. The clocks of two processes differ by less.
+const JOB_SETTLES: Duration = Duration::from_millis(500);
 
 /// Result of a run.
 #[derive(Debug)]
@@ -148,6 +155,7 @@ impl Run<'_> {
         history.end = now(begun);
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
+        violations.extend(checker::check_slots(&history, JOB_SETTLES));
         if plan.has_only_minor_faults() {
             violations.extend(checker::check_promptness(
                 &history,
@@ -224,6 +232,7 @@ impl Run<'_> {
         worker.owners = plan.owners;
         worker.clients = plan.clients;
         worker.contended_names = plan.contended_names.clone();
+        worker.jobs = plan.jobs.clone();
         worker.permanent_locks = plan.permanent_locks;
         worker.flood = if index == 0 { plan.flood } else { 0 };
         worker.max_hold_ms = u64::try_from(plan.max_hold.as_millis()).unwrap_or(u64::MAX);
@@ -234,6 +243,8 @@ impl Run<'_> {
             history: self.history.clone(),
             network: self.network.clone(),
             check_interval: plan.check_interval,
+            clock: EPOCH - CLOCK_SKEW
+                + Random::new(seed ^ 4).between(Duration::ZERO, CLOCK_SKEW * 2),
         });
         let shared = (self.records.clone(), self.tickets.clone());
         let flushes = plan.has_only_minor_faults();
@@ -428,11 +439,17 @@ struct EventRecorder {
     history: Arc<Mutex<History>>,
     network: Network,
     check_interval: Duration,
+    /// What the clock of the process showed when the run began.
+    clock: Duration,
 }
 
 impl EventSink for EventRecorder {
     fn now(&self) -> Time {
         now(self.begun)
+    }
+
+    fn date(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.clock + self.begun.elapsed()
     }
 
     fn check_interval(&self) -> Duration {
@@ -444,13 +461,19 @@ impl EventSink for EventRecorder {
     }
 
     fn record(&self, event: Event) {
+        let mut history = lock(&self.history);
+        let of = history.processes.get(&self.process);
+        if of.is_some_and(|process| process.killed.is_some()) {
+            // Work that ends with its runtime.
+            return;
+        }
         if !matches!(event.2, EventKind::Valid { .. }) {
             let (Event(_, section, what), process) = (&event, self.process);
             self.network.note((process, section, what), || {
                 format!("process {process} section {section}: {what:?}")
             });
         }
-        lock(&self.history).record(self.process, event);
+        history.record(self.process, event);
     }
 }
 

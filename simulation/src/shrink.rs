@@ -67,6 +67,11 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
             plan.contended_names.remove(i);
         });
     }
+    for i in (0..plan.jobs.len()).rev() {
+        with(&|plan| {
+            plan.jobs.remove(i);
+        });
+    }
     if plan.permanent_locks > 0 {
         with(&|plan| plan.permanent_locks = 0);
     }
@@ -145,7 +150,7 @@ mod tests {
         let small = shrink(plan.clone(), |plan| freezes(plan) && plan.processes >= 2);
         assert_eq!((small.faults.len(), small.processes), (1, 2), "{plan:#?}");
         assert_eq!((small.tasks, small.owners, small.clients), (1, 0, 1));
-        assert_eq!(small.permanent_locks, 0);
+        assert_eq!((small.jobs.len(), small.permanent_locks), (0, 0));
         assert_eq!((small.names.len(), small.contended_names.len()), (1, 1));
         assert!(small.duration < plan.duration);
         assert_eq!(small.seed, plan.seed);

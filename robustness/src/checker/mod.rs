@@ -1,12 +1,12 @@
 //! Checks the invariants of a history. Pure functions: no clock, no network.
 //!
 //! 1. Each module checks one group of [`Rule`]s: valid guards (`exclusion`), lost holds (`losses`),
-//!    tokens and writes (`fencing`), permits without leases (`semaphores`), latches, tickets, idle
-//!    waiters (`waits`), and the queues of fair locks (`order`).
+//!    tokens and writes (`fencing`), permits without leases (`semaphores`), latches, tickets, jobs,
+//!    idle waiters (`waits`), and the queues of fair locks (`order`).
 //! 2. The checks are cautious. Where the history leaves several explanations, such as a request without an answer,
 //!    a check reports a [`Violation`] only if none of them is allowed.
-//! 3. [`check`] returns all violations, ordered by time. [`check_promptness`] and [`check_order`] are separate checks,
-//!    because they are valid only on a simulated clock.
+//! 3. [`check`] returns all violations, ordered by time. [`check_slots`], [`check_promptness`] and [`check_order`] are
+//!    separate checks: the limit of the first depends on the clock, the others are valid only on a simulated one.
 //! 4. [`explain`] returns which violations are documented limitations, such as a store that lost its data.
 
 mod allowances;
@@ -14,6 +14,7 @@ mod exclusion;
 mod fencing;
 #[cfg(test)]
 mod fixtures;
+mod jobs;
 mod latches;
 mod losses;
 mod order;
@@ -23,6 +24,7 @@ mod violation;
 mod waits;
 
 pub use allowances::{FAIR_GRACE_PERIOD, MARGIN};
+pub use jobs::check_slots;
 pub use losses::Losses;
 pub use order::check_order;
 pub use semaphores::may_lack_permits;
@@ -35,12 +37,13 @@ use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
 
 /// Returns whether a key may remain in the store after all releases: fencing tokens, the latest terms of elections,
-/// requests to release, and the numbers of free permits.
+/// requests to release, the records of jobs, and the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
     [
         "redisson_lock_token:",
         "redlatch_election:",
         "redlatch_lock_asked:",
+        "redlatch_job:",
         "permits:",
         "semaphore:",
     ]
@@ -57,6 +60,7 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     found.extend(latches::check(history));
     found.extend(waits::check(history));
     found.extend(tickets::check(history));
+    found.extend(jobs::check(history));
     for text in history.processes.values().flat_map(|one| &one.leftovers) {
         found.push(Violation::at(history.end, Rule::NotCleanedUp, text));
     }
@@ -67,6 +71,14 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
 /// Returns the documented limitation that explains a violation, if there is one.
 pub fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
     let a_lease = history.lease + nanos(MARGIN);
+    if violation.rule == Rule::SlotRepeated {
+        // The record of the earlier run, or its end.
+        let mut losses = history.data_losses.iter();
+        let lost = losses.find(|lost| {
+            lost.from <= violation.until && violation.from <= lost.until + nanos(MARGIN)
+        });
+        return lost.map(|lost| lost.loss.why);
+    }
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
         // A killed process learns of no loss; its hold would have lasted until the end of the lease.

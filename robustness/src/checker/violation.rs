@@ -31,6 +31,10 @@ pub enum Rule {
     SameToken,
     /// No write that the resource accepted is lost.
     LostWrite,
+    /// Each slot of a job is run once, and more often only if the run before is dead and its job allows it.
+    SlotRepeated,
+    /// A slot of a job is run, and repeated if the job says so, if a process can do that.
+    SlotSkipped,
     /// No request uses a ticket that was used up, or that was asked for.
     Ticket,
     /// No waiter waits longer than a lease for a free lock.

@@ -48,6 +48,10 @@ pub enum EventKind {
     Released { error: Option<String> },
     /// State that a client still tracks although everything was released.
     Leftover { client: usize, status: String },
+    /// The process begins runs of a job from now on. Its clock shows this time since 1970, in nanoseconds.
+    Scheduled { job: String, date: Time },
+    /// It begins no further runs of the job.
+    Unscheduled { job: String },
     /// Every section has ended and no background work is left.
     Done,
 }
@@ -71,6 +75,17 @@ pub struct Request {
     pub ticket: Option<String>,
     #[serde(default)]
     pub limits: Limits,
+    /// The section is this run of the job with the name.
+    #[serde(default)]
+    pub run: Option<JobRun>,
+}
+
+/// One run of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct JobRun {
+    /// The time for which it is scheduled, in nanoseconds since 1970.
+    pub slot: Time,
+    pub attempt: u32,
 }
 
 impl Request {
@@ -85,6 +100,7 @@ impl Request {
             is_member: false,
             ticket: None,
             limits: Limits::default(),
+            run: None,
         }
     }
 }

@@ -8,7 +8,7 @@
 mod event;
 mod section;
 
-pub use event::{Event, EventKind, Limits, Mode, Request};
+pub use event::{Event, EventKind, JobRun, Limits, Mode, Request};
 pub use section::{MadeTicket, Section};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +31,7 @@ pub struct History {
     /// Index of the section that made each ticket, by the text of the ticket.
     tickets: BTreeMap<String, usize>,
     pub processes: BTreeMap<usize, Process>,
+    pub schedulers: Vec<Scheduler>,
     /// Times in which something was broken.
     pub windows: Vec<FaultWindow>,
     /// Times in which the store lost data.
@@ -64,6 +65,18 @@ pub struct Process {
     pub stalled: Time,
     /// State that its clients still tracked at the end.
     pub leftovers: Vec<String>,
+}
+
+/// A process that runs a job.
+#[derive(Debug, Clone)]
+pub struct Scheduler {
+    pub process: usize,
+    pub job: String,
+    pub from: Time,
+    /// When it was told to begin no further runs.
+    pub until: Option<Time>,
+    /// How far its clock is ahead of the time of the history: nanoseconds since 1970.
+    pub clock: Time,
 }
 
 /// A time in which something was broken.
@@ -175,6 +188,24 @@ impl History {
             }
             EventKind::Done => {
                 of.done = true;
+                return;
+            }
+            EventKind::Scheduled { job, date } => {
+                self.schedulers.push(Scheduler {
+                    process,
+                    job,
+                    from: t,
+                    until: None,
+                    clock: date - t,
+                });
+                return;
+            }
+            EventKind::Unscheduled { job } => {
+                let mut schedulers = self.schedulers.iter_mut();
+                let of_job = schedulers.rfind(|one| one.process == process && one.job == job);
+                if let Some(scheduler) = of_job {
+                    scheduler.until = Some(t);
+                }
                 return;
             }
             EventKind::Leftover { client, status } => {

@@ -153,6 +153,8 @@ impl Section {
             EventKind::Ready
             | EventKind::Stalled { .. }
             | EventKind::Requested(_)
+            | EventKind::Scheduled { .. }
+            | EventKind::Unscheduled { .. }
             | EventKind::Leftover { .. }
             | EventKind::Done => {}
         }

@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use redlatch::job::Overlap;
 use redlatch::kind::Revocable;
 use redlatch::{Acquire, FairReadWriteLock, FairSemaphore, GroupLock, Guard, HasLease, HasTicket};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
@@ -16,7 +17,7 @@ use super::section::{AsyncGuard, ReleaseMode, SectionRunner};
 use super::tickets;
 use crate::Result;
 use crate::history::{Limits, Mode, PERMITS};
-use crate::names::{COUNTERS, KINDS, follows_clock, locks_of};
+use crate::names::{COUNTERS, KINDS, follows_clock, job_settings, locks_of};
 use crate::random::Random;
 
 pub enum Handle {
@@ -46,7 +47,10 @@ impl Handle {
             locks.map(|name| member(client, &name, lease))
         };
         Ok(match kind {
-            "lock" => Handle::Lock(client.lock(name)),
+            "job" if job_settings(name).is_some_and(|job| job.overlap == Overlap::Allow) => {
+                Handle::ReadWrite(client.read_write_lock(name))
+            }
+            "lock" | "job" => Handle::Lock(client.lock(name)),
             "fair" => Handle::Fair(fair(client, name, lease)),
             "fenced" if follows_clock(name) => {
                 Handle::Fenced(client.fenced_lock(name).clock_tokens())

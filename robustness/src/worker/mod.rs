@@ -5,6 +5,7 @@
 //! the end of standard input.
 
 mod flood;
+mod jobs;
 mod kinds;
 mod limits;
 mod options;
@@ -32,6 +33,7 @@ use crate::history::EventKind;
 use crate::names::has_queue;
 use crate::resource::ResourceClient;
 use crate::stall_monitor;
+use jobs::ScheduledJob;
 pub use kinds::Handle;
 use limits::LimitUse;
 pub(crate) use options::LINGER;
@@ -51,6 +53,9 @@ const TICKET_TASKS: usize = 1 << 32;
 
 /// Added for its random numbers about limits.
 const LIMIT_TASKS: usize = 1 << 34;
+
+/// Added for the random numbers of jobs.
+const JOB_TASKS: usize = 1 << 35;
 
 /// Number of tasks that share an owner.
 const TASKS_PER_OWNER: usize = 2;
@@ -174,6 +179,18 @@ impl WorkerTasks {
                 running.await;
                 Ok(())
             }));
+        }
+        for (number, name) in worker.jobs.iter().enumerate() {
+            let client = number % self.clients.len();
+            let job = ScheduledJob {
+                name: name.clone(),
+                task: JOB_TASKS + number,
+                client: (client, self.clients[client].clone()),
+                reporter: self.reporter.clone(),
+                worker: worker.clone(),
+                shutdown: self.shutdown.clone(),
+            };
+            task_futures.push(Box::pin(job.run()));
         }
         for task in 0..worker.tasks {
             let client = task % self.clients.len();

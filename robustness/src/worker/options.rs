@@ -49,6 +49,9 @@ pub struct WorkerOptions {
     /// Names of the locks that these owners and threads acquire: few, so that they compete.
     #[arg(long, value_delimiter = ',')]
     pub contended_names: Vec<String>,
+    /// Names of the jobs that the process runs: see `names::JOBS`.
+    #[arg(long, value_delimiter = ',')]
+    pub jobs: Vec<String>,
     /// Number of additional locks that the first client holds during the whole run.
     #[arg(long)]
     pub permanent_locks: usize,
@@ -128,6 +131,7 @@ impl WorkerOptions {
             owners: 3,
             threads: 2,
             contended_names: Vec::new(),
+            jobs: Vec::new(),
             permanent_locks: 0,
             flood: 0,
             tokens: None,
@@ -144,7 +148,8 @@ impl WorkerOptions {
 
     /// Returns the names of all locks that are acquired.
     pub fn all_names(&self) -> Vec<String> {
-        locks_of_all(self.names.iter().chain(&self.contended_names))
+        let names = self.names.iter().chain(&self.contended_names);
+        locks_of_all(names.chain(&self.jobs))
     }
 
     /// Returns the random numbers of one of the tasks.

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::clock::{Time, nanos, now};
 use crate::history::{Event, EventKind};
@@ -22,6 +22,11 @@ pub struct Reporter {
 pub trait EventSink: std::fmt::Debug + Send + Sync {
     fn now(&self) -> Time;
     fn record(&self, event: Event);
+
+    /// Returns what the clock of the process shows, by which jobs fire.
+    fn date(&self) -> SystemTime {
+        SystemTime::now()
+    }
 
     /// Returns the interval at which a guard is checked for validity.
     fn check_interval(&self) -> Duration {
@@ -65,6 +70,16 @@ impl Reporter {
     /// Returns the number of a new section.
     pub(crate) fn section(&self) -> u64 {
         self.sections.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Returns the current time of the history.
+    pub(super) fn now(&self) -> Time {
+        self.sink.now()
+    }
+
+    /// Returns what the clock of the process shows.
+    pub(super) fn date(&self) -> SystemTime {
+        self.sink.date()
     }
 
     /// Reports an event of the process as a whole, now.

@@ -202,6 +202,7 @@ impl SectionRunner {
             is_member,
             ticket,
             limits,
+            run: None,
         };
         self.reporter
             .report_in(section, EventKind::Requested(request));

@@ -221,6 +221,7 @@ impl Thread {
             is_member: false,
             ticket: None,
             limits: Limits::default(),
+            run: None,
         }));
         match request() {
             Ok(Some(guard)) => {

@@ -19,6 +19,7 @@ use redlatch::simulation::{Connecting, Stream};
 use tokio::sync::Notify;
 
 use self::client_stream::ClientStream;
+pub(crate) use self::state::EPOCH;
 use self::state::{ClientState, Event, Link, State};
 pub use self::state::{Direction, HostId, ProcessId, TCP_USER_TIMEOUT};
 use crate::server::{Output, Server, Snapshot};

@@ -19,7 +19,7 @@ pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const SOCKET_BUFFER: usize = 128 * 1024;
 
 /// The wall clock of the servers at the beginning: some day in 2026.
-const EPOCH: Duration = Duration::from_secs(1_790_000_000);
+pub(crate) const EPOCH: Duration = Duration::from_secs(1_790_000_000);
 
 /// Number of a simulated process.
 pub type ProcessId = usize;

@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  the record: hash with last, latest, skipped, succeeded, schedule, and of each run the fields run:SLOT:ATTEMPT (began, id,
 --          owner, lock, host, by) and, after it, end:SLOT:ATTEMPT (ended, state, outcome, output). The parts are lines
--- ARGV[1]  id of the run; empty: only ask
+-- KEYS[2]  the lock of the run
+-- ARGV[1]  id of the run; empty: only ask, without KEYS[2]
 -- ARGV[2]  slot: the scheduled time in ms since 1970
 -- ARGV[3]  number of attempts that a slot may have
 -- ARGV[4]  how far the slot may be ahead of the server's clock, in ms; 0: any time
@@ -11,7 +12,7 @@
 -- ARGV[7]  time to live of the record in ms
 -- ARGV[8]  owner, lock, host, by
 -- ARGV[9]  schedule
--- Returns  { 0, 0, 0 }: asked, and the slot may begin; { 1, attempt, 0 }: begun, also if this is a repetition
+-- Returns  { 0, 0, 0 }: the slot may begin, but this only asked, or the lock has ended; { 1, attempt, 0 }: begun, also if this is a repetition
 --          { 2, 0, 0 }: the slot was run, skipped or lost, or a later one was; { 3, attempt, ms }: its run lasts
 --          { 4, ms, 0 }: too early by this time; { 5, 0, 0 }: skipped; { 6, ms, 0 }: another run lasts
 --          { -1, 0, 0 }: the key is a hash, but not a record
@@ -90,7 +91,7 @@ if latest and latest ~= field(attempt) and mode ~= 'allow' then
         lose(latest)
     end
 end
-if run == '' then
+if run == '' or not left('\n\n' .. ARGV[8]) then
     return { 0, 0, 0 }
 end
 if text then

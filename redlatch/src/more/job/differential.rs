@@ -6,7 +6,9 @@ use super::rules::{Begin, Begun, Overlap, Record, attempt_key, finish, read};
 use crate::hold::{AcquireParams, HoldKind as _};
 use crate::locks::Reentrant;
 use crate::name::JobKeys;
-use crate::step::differential::{Comparable, aged, assert_equivalent, hold, lease, time};
+use crate::step::differential::{
+    Comparable, Differential, aged, assert_equivalent, hold, lease, time,
+};
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -14,6 +16,8 @@ enum Move {
         run: u8,
         slot: i64,
         owner: u8,
+        /// Whether it tries to acquire the lock before.
+        locks: bool,
         attempts: u32,
         overlap: Overlap,
         time_to_live: u32,
@@ -53,13 +57,14 @@ fn moves() -> impl Strategy<Value = Move> {
         run.clone(),
         slot.clone(),
         owner.clone(),
+        prop::bool::weighted(0.8),
         1..3u32,
         overlap,
         1..4u32,
     );
     prop_oneof![
-        9 => begin.prop_map(|(run, slot, owner, attempts, overlap, time_to_live)| Move::Begin {
-            run, slot, owner, attempts, overlap, time_to_live,
+        9 => begin.prop_map(|(run, slot, owner, locks, attempts, overlap, time_to_live)| Move::Begin {
+            run, slot, owner, locks, attempts, overlap, time_to_live,
         }),
         4 => (run, slot, 1..3u32, any::<bool>())
             .prop_map(|(run, slot, attempt, failed)| Move::Finish { run, slot, attempt, failed }),
@@ -85,10 +90,16 @@ fn lua_and_rules_agree() {
             run,
             slot,
             owner,
+            locks,
             attempts,
             overlap,
             time_to_live,
         } => {
+            match overlap {
+                _ if !locks => {}
+                Overlap::Allow => harness.set_foreign(reader, 1).await,
+                _ => acquire(harness, owner, 2).await,
+            }
             let id = format!("client:{run}");
             let runner = match overlap {
                 Overlap::Allow => format!("\n{reader}\ndb7\n{id}"),
@@ -127,18 +138,20 @@ fn lua_and_rules_agree() {
         Move::Read { outputs } => {
             let _ = harness.step(&read(&keys, outputs)).await;
         }
-        Move::Acquire { owner, lease: n } => {
-            let kind = Reentrant::new("", "name");
-            let hold = hold(owner, kind.clone());
-            let params = AcquireParams::without_waiting(&hold, 1, lease(n));
-            let _ = harness.step(&kind.acquire(params)).await;
-        }
+        Move::Acquire { owner, lease } => acquire(harness, owner, lease).await,
         Move::Release => harness.remove("name").await,
         Move::SetReader => harness.set_foreign(reader, 1).await,
         Move::RemoveReader => harness.remove(reader).await,
         Move::Advance { time: n } => harness.advance(time(n)).await,
         Move::Foreign => harness.set_foreign(&keys.record, 7).await,
     });
+}
+
+async fn acquire(harness: &mut Differential, owner: u8, units: u32) {
+    let kind = Reentrant::new("", "name");
+    let hold = hold(owner, kind.clone());
+    let params = AcquireParams::without_waiting(&hold, 1, lease(units));
+    let _ = harness.step(&kind.acquire(params)).await;
 }
 
 impl Comparable for Begun {

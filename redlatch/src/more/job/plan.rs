@@ -148,8 +148,8 @@ pub(super) struct Firing {
 enum State {
     /// Whether it runs here is undecided.
     Undecided,
-    /// The same, and the store could not be reached.
-    Failing,
+    /// The same, and the store could not be reached, or another user holds the lock.
+    Blocked,
     /// A run of the slot lasts elsewhere, or the slot is too early.
     Watching,
 }
@@ -202,7 +202,7 @@ impl Firing {
     pub(super) fn gives_way(&self) -> bool {
         match self.state {
             State::Undecided => self.overlap != Overlap::Allow,
-            State::Failing => true,
+            State::Blocked => true,
             State::Watching => false,
         }
     }
@@ -212,11 +212,18 @@ impl Firing {
         self.state = State::Undecided;
         match reply {
             Begun::New(attempt) => Next::Run(attempt),
+            // The lock has ended.
+            Begun::Vacant if !asked => Next::Pause(Duration::ZERO),
             // The lock is free now, is held by a machine that has not begun yet, or by another user.
             Begun::Vacant if self.overlap != Overlap::Wait && self.is_missed(now) => {
                 Next::End(Ending::Missed)
             }
-            Begun::Vacant => Next::Lock(ASK_PAUSE),
+            Begun::Vacant => {
+                if self.catch_up == CatchUp::Last {
+                    self.state = State::Blocked;
+                }
+                Next::Lock(ASK_PAUSE)
+            }
             Begun::Done => Next::End(Ending::Elsewhere),
             Begun::Lasts { attempt, left } if attempt <= self.retries => {
                 self.state = State::Watching;
@@ -240,7 +247,7 @@ impl Firing {
             if self.is_missed(now) {
                 return Next::End(Ending::Missed);
             }
-            self.state = State::Failing;
+            self.state = State::Blocked;
         }
         Next::Pause(ASK_PAUSE)
     }

@@ -13,7 +13,9 @@
 //! What must not happen, and what prevents it:
 //!
 //! - *Two machines run one slot.* The run is in the record before the work begins, and only a dead
-//!   run is repeated. The caller has acquired the lock before, so a run without one is dead.
+//!   run is repeated. A run begins only while the caller has the lock, so one without it is dead.
+//! - *A slot is used up without a run.* A begin that arrives when its lock has ended, after an
+//!   outage, changes nothing.
 //! - *A slot runs again later.* Slots only grow.
 //! - *A machine whose clock is far ahead uses up the slots of the others.* A slot that is too early
 //!   by the clock of the server does not begin.
@@ -49,7 +51,7 @@ pub enum Overlap {
 /// The reply to [`Begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begun {
-    /// Only asked: the slot may begin.
+    /// The slot may begin, but the request only asked, or the lock has ended.
     Vacant,
     /// Begun, as this attempt.
     New(u32),
@@ -125,9 +127,11 @@ impl<'a> Begin<'a> {
             self.schedule,
         ];
         let object = &self.keys.object;
+        let lock = self.runner.split('\n').nth(1);
+        let lock = lock.filter(|_| !self.run.is_empty());
         Step::new(
             script!(undeclared "../../locks/expire.lua", "begin.lua"),
-            [&*self.keys.record],
+            [&*self.keys.record].into_iter().chain(lock),
             args,
             move |reply| {
                 let [code, a, b] = reply.array()?;
@@ -201,7 +205,7 @@ impl<'a> Begin<'a> {
                 None => changes.push((format!("end:{latest}"), lost.clone())),
             }
         }
-        if self.run.is_empty() {
+        if self.run.is_empty() || left(keyspace, &format!("\n\n{}", self.runner))?.is_none() {
             return Ok([0, 0, 0]);
         }
         if text.is_some() {

@@ -15,7 +15,7 @@ use super::{Cron, History, Job, Outcome, Run, RunState, Scheduled};
 use crate::lease::Lease;
 use crate::step::differential::check_random;
 use crate::store::embedded::failure_injection::Failure;
-use crate::{Client, Embedded, Slot};
+use crate::{Client, Embedded, Guard, Slot};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -331,6 +331,7 @@ fn firing_does_what_the_store_replies() {
         (Begun::New(1), false, 0, Next::Run(1), true),
         (Begun::New(3), false, 0, Next::Run(3), true),
         (Begun::Vacant, true, 0, short, true),
+        (Begun::Vacant, false, 0, Pause(Duration::ZERO), true),
         (Begun::Done, false, 2, End(Ending::Elsewhere), true),
         (Begun::Done, true, 2, End(Ending::Elsewhere), true),
         (lasts(1), true, 0, End(Ending::Elsewhere), true),
@@ -417,6 +418,7 @@ fn firing_is_missed_if_another_user_holds_the_lock() {
         (Overlap::Skip, CatchUp::None, Next::End(Ending::Missed)),
         (Overlap::Allow, CatchUp::None, Next::End(Ending::Missed)),
         (Overlap::Skip, CatchUp::Last, Next::Lock(SECOND)),
+        (Overlap::Allow, CatchUp::Last, Next::Lock(SECOND)),
         (Overlap::Wait, CatchUp::None, Next::Lock(SECOND)),
     ] {
         let mut firing = firing(0, catch_up);
@@ -424,6 +426,9 @@ fn firing_is_missed_if_another_user_holds_the_lock() {
         let slot = firing.slot;
         let in_time = firing.replied(Begun::Vacant, true, slot + TOLERANCE);
         assert_eq!(in_time, Next::Lock(SECOND));
+        // Otherwise each firing would be kept until the lock is free.
+        let is_kept = overlap == Overlap::Allow && catch_up == CatchUp::None;
+        assert_eq!(firing.gives_way(), !is_kept, "{overlap:?} {catch_up:?}");
         let late = firing.replied(Begun::Vacant, true, slot + TOLERANCE + SECOND);
         assert_eq!(late, next, "{overlap:?} {catch_up:?}");
     }
@@ -448,8 +453,9 @@ fn settings_beyond_the_limits_are_refused() {
     }
 }
 
-/// A client, and the lock of the runs that it begins in the store without doing their work.
+/// Begins runs in the store without doing their work.
 struct Beginner {
+    client: Client,
     job: Job,
     /// Times count from here, in the time of the store.
     now: i64,
@@ -464,10 +470,12 @@ impl Beginner {
             .run_idempotent(&read(&job.keys, false))
             .await;
         let now = record.unwrap().now;
-        Beginner { job, now }
+        let client = client.clone();
+        Beginner { client, job, now }
     }
 
-    /// Begins the run of a slot so many seconds from now. The lock of the run is the key `lock`.
+    /// Begins the run of a slot so many seconds from now. `lock` has the owner of its lock and the key, as lines, or is
+    /// [`DEAD`].
     async fn begin(
         &self,
         run: &str,
@@ -476,6 +484,13 @@ impl Beginner {
         overlap: Overlap,
         lock: &str,
     ) -> Begun {
+        let mut held = None;
+        let mut runner = format!("{lock}\nhost\nby");
+        if lock == DEAD {
+            let lock = self.client.lock(&redlatch_testkit::unique("dead"));
+            let guard = held.insert(lock.lock().await.unwrap());
+            runner = format!("{}\n{}\nhost\nby", guard.owner_id(), lock.name());
+        }
         let step = Begin {
             keys: &self.job.keys,
             run,
@@ -485,18 +500,18 @@ impl Beginner {
             overlap,
             kept: KEPT,
             time_to_live: Lease::from_remaining(MINUTE),
-            runner: &format!("\n{lock}\nhost\nby"),
+            runner: &runner,
             schedule: "UTC @hourly",
         };
-        self.job
-            .session
-            .store
-            .run_idempotent(&step.step())
-            .await
-            .unwrap()
+        let store = &self.job.session.store;
+        let begun = store.run_idempotent(&step.step()).await.unwrap();
+        if let Some(held) = held {
+            held.unlock().await.unwrap();
+        }
+        begun
     }
 
-    /// On a server and in the embedded store, each with the key of a lock that is held.
+    /// On a server and in the embedded store, each with a lock that is held.
     async fn on_each_store(test: impl AsyncFn(&Client, &str)) {
         let on_server = Client::connect(&redlatch_testkit::shared().url())
             .await
@@ -504,13 +519,13 @@ impl Beginner {
         for client in [on_server, Client::embedded()] {
             let lock = client.lock(&redlatch_testkit::unique("held"));
             let _held = lock.lock().await.unwrap();
-            test(&client, lock.name()).await;
+            test(&client, &format!("\n{}", lock.name())).await;
         }
     }
 }
 
-/// The key of no lock.
-const DEAD: &str = "none";
+/// A lock that ends when the run has begun.
+const DEAD: &str = "";
 
 /// The run that lasts may end before the slot.
 #[tokio::test]
@@ -576,6 +591,27 @@ async fn slot_is_repeated_as_often_as_can_be_set() {
         let attempts: Vec<_> = runs.iter().rev().map(|run| run.attempt).collect();
         assert_eq!(attempts, Vec::from_iter(1..=KEPT));
         assert!(runs.iter().all(|run| run.state == RunState::Lost));
+    })
+    .await;
+}
+
+/// The step arrives after an outage.
+#[tokio::test]
+async fn begin_without_its_lock_leaves_the_slot_to_others() {
+    Beginner::on_each_store(async |client, _| {
+        let job = Beginner::new(client).await;
+        let lock = client.lock(&redlatch_testkit::unique("late"));
+        let lock_of = |guard: &Guard| format!("{}\n{}", guard.owner_id(), lock.name());
+        let begin = async |of: &str| job.begin("run", -20, 1, Overlap::Skip, of).await;
+        let guard = lock.lock().await.unwrap();
+        let ended = lock_of(&guard);
+        guard.unlock().await.unwrap();
+        assert_eq!(begin(&ended).await, Begun::Vacant);
+        assert_eq!(job.job.history().await.unwrap(), None);
+        // Also while another machine has it.
+        let guard = lock.lock().await.unwrap();
+        assert_eq!(begin(&ended).await, Begun::Vacant);
+        assert_eq!(begin(&lock_of(&guard)).await, Begun::New(1));
     })
     .await;
 }
