@@ -88,7 +88,7 @@ pub mod kind {
     pub use crate::locks::permits::Permits;
     pub use crate::locks::read_write::{Read, Write};
     pub use crate::locks::spin::Spin;
-    pub use crate::locks::{LockKind, OwnedKind, Reentrant};
+    pub use crate::locks::{LockKind, OwnedKind, Reentrant, WriteSide};
     pub use crate::more::revocation::{Askable, Revocable};
 }
 

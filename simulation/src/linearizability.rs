@@ -103,7 +103,10 @@ impl LockModel {
         let mut others = self.holds.keys().filter(|(other, _)| *other != owner);
         let writes = self.holds.contains_key(&(owner, Mode::Exclusive));
         match mode {
-            Mode::Permit | Mode::Semaphore => self.holds.len() < PERMITS as usize,
+            Mode::Permit | Mode::Semaphore => {
+                let is_permit = |(_, other): &(usize, Mode)| *other == mode;
+                self.holds.len() < PERMITS as usize && self.holds.keys().all(is_permit)
+            }
             Mode::Shared => others.all(|(_, mode)| *mode == Mode::Shared),
             Mode::Exclusive => others.next().is_none() && (writes || self.holds.is_empty()),
             Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero => false,
@@ -459,6 +462,9 @@ mod tests {
         assert!(overlapping(Mode::Exclusive, Mode::Exclusive, 1));
         assert!(overlapping(Mode::Exclusive, Mode::Shared, 1));
         assert!(!overlapping(Mode::Shared, Mode::Exclusive, 1));
+        assert!(overlapping(Mode::Permit, Mode::Permit, 2));
+        assert!(!overlapping(Mode::Permit, Mode::Exclusive, 2));
+        assert!(!overlapping(Mode::Exclusive, Mode::Permit, 2));
         let permits = [1, 2, 3].map(|owner| hold(owner, Mode::Permit, (0, 5), (10, 20)));
         let [one, two, _] = permits.clone();
         assert_eq!(unexplained([one, two]), None);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::forward::forward;
 use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
-use crate::kind::{FairPermits, FairShared, OwnedKind, Permits};
+use crate::kind::{FairPermits, FairShared, OwnedKind, Permits, WriteSide};
 use crate::locks::Held;
 use crate::{
     HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId, TryLockError,
@@ -302,13 +302,13 @@ forward! { [Guard<crate::FencedLock>] "crate::Guard" {
     get token() -> u64;
 } }
 
-forward! { [Guard<crate::WriteLock>] "crate::Guard" {
-    new reenter_read() -> Acquire<crate::ReadLock>;
+forward! { [<K: WriteSide> Guard<crate::Lock<K>>] "crate::Guard" {
+    new reenter_read() -> Acquire<crate::Lock<K::Read>>;
 } }
 
-impl Guard<crate::WriteLock> {
+impl<K: WriteSide> Guard<crate::Lock<K>> {
     /// Releases the write side and keeps reading: [`crate::Guard::downgrade`].
-    pub fn downgrade(self) -> Result<Guard<crate::ReadLock>> {
+    pub fn downgrade(self) -> Result<Guard<crate::Lock<K::Read>>> {
         let worker = self.worker.clone();
         let inner = self.finish(crate::Guard::downgrade)?;
         Ok(Guard::new(inner, worker))

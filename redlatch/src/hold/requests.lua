@@ -9,6 +9,11 @@ local lease = tonumber(ARGV[1])
 local requests = {}
 local has_requests = nil
 
+-- Returns that key of a lock. As in `name.rs`: the requests for `a` and `{a}` differ.
+local function requests_key(key)
+    return 'redlatch_lock_asked:' .. (string.find(key, '{', 1, true) and ':' .. key or '{' .. key .. '}')
+end
+
 -- Returns the lease that the i-th hold may have, and the reply for it. `owners`: as the requests name them, of permits their ids.
 local function limit(i, owners)
     if has_requests == nil then

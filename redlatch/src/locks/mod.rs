@@ -49,6 +49,7 @@ mod hold_guard;
 mod report;
 mod request;
 pub(crate) mod rules;
+mod write_side;
 
 pub use acquirable::{Acquirable, HasLease, HasMinimum, HasOwner};
 pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
@@ -57,6 +58,8 @@ pub use guard::Guard;
 pub(crate) use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;
 pub use request::{Acquire, TryAcquire};
+pub use write_side::WriteSide;
+pub(crate) use write_side::{RequiredWriteHold, ToReadSide};
 
 /// Distinguishes the kinds of lock: a type that carries the keys and the settings of a handle.
 ///

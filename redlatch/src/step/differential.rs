@@ -38,10 +38,10 @@ use crate::locks::Holder;
 use crate::locks::fenced::token;
 use crate::metrics::KindMetrics;
 use crate::name::{CandidateKeys, GROUP_END};
-use crate::observe::inspect::inspect_names;
+use crate::observe::inspect::{ObjectState, inspect_names};
 use crate::owner::{Owner, OwnerId};
 use crate::session::WaiterCounts;
-use crate::step::{Arg, Outcome, ScriptReply, Step};
+use crate::step::{Arg, Outcome, PublishMode, ScriptReply, Step};
 use crate::watchdog::renew_holds;
 
 /// Number of random histories per primitive and test run. Each test run has a new seed, unless
@@ -279,6 +279,8 @@ pub(crate) struct Differential {
     clock_offset: Duration,
     /// The subscribed channels; `None` means all.
     subscribed: Option<BTreeSet<String>>,
+    /// Hashes of the scripts that the server has.
+    loaded: BTreeSet<String>,
     /// Number of steps so far.
     steps: u32,
     coverage: Coverage,
@@ -312,6 +314,7 @@ impl Differential {
             started: server_time,
             clock_offset: Duration::ZERO,
             subscribed: None,
+            loaded: BTreeSet::new(),
             steps: 0,
             coverage: Coverage::default(),
         }
@@ -380,8 +383,22 @@ impl Differential {
 
     /// Runs the step, and `after` it. Returns the replies.
     async fn run_alone<R>(&mut self, step: &Step<'_, R>, after: redis::Cmd) -> [redis::Value; 2] {
-        let cmd = eval(step.script().source(), step);
+        let (script, keys, args) = (step.script(), key_texts(step), arg_texts(step));
+        let source = || script.source().to_owned();
+        let mut cmd = self.loaded(script.sha(PublishMode::Global), source).await;
+        cmd.arg(keys.len()).arg(keys).arg(args);
         self.run_commands([cmd, after]).await
+    }
+
+    /// Returns the beginning of the command that runs a script by its hash, and loads the script before the first one: to send
+    /// and hash a long script takes longer than to run it.
+    async fn loaded(&mut self, sha: &str, source: impl FnOnce() -> String) -> redis::Cmd {
+        if self.loaded.insert(sha.to_owned()) {
+            self.command(&["SCRIPT", "LOAD", &source()]).await;
+        }
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(sha);
+        cmd
     }
 
     /// The same for the step in one script behind the same step for a key of another type, if such
@@ -396,8 +413,7 @@ impl Differential {
             return self.run_alone(step, after).await;
         };
         let other = "text";
-        let mut cmd = redis::cmd("EVAL");
-        cmd.arg(script.batch_source());
+        let mut cmd = self.loaded(script.sha(), || script.batch_source()).await;
         cmd.arg(2 * keys.len());
         cmd.arg(vec![other; keys.len()]).arg(&keys);
         cmd.arg(&args).arg(&args);
@@ -465,17 +481,18 @@ impl Differential {
     async fn refuse_calls<R>(&mut self, step: &Step<'_, R>) {
         let source = refusing_source(step.script());
         let cmd = eval(&format!("{DUMP}{source}"), step);
-        type RawRun = (String, Vec<u8>, Vec<u8>, RawDump);
-        let (before, runs): (RawDump, Vec<RawRun>) =
+        type RawRun = (String, Vec<u8>, Vec<u8>, usize);
+        let (states, runs): (Vec<RawDump>, Vec<RawRun>) =
             cmd.query_async(&mut self.connection).await.unwrap();
         let run = |(command, subject, reply, state): RawRun| Run {
             command,
             subject: String::from_utf8_lossy(&subject).into_owned(),
             reply: String::from_utf8_lossy(&reply).into_owned(),
-            state: decode_dump(state),
+            state,
         };
         let runs: Vec<Run> = runs.into_iter().map(run).collect();
-        Coverage::check(step, &decode_dump(before), &runs);
+        let states: Vec<Dump> = states.into_iter().map(decode_dump).collect();
+        Coverage::check(step, &states, &runs);
     }
 
     /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks
@@ -527,6 +544,13 @@ impl Differential {
         let (_, server) = self.step_and(&inspect_names(&names), dump).await;
         let server = redis::from_redis_value(server).unwrap();
         self.compare(decode_dump(server), last_move);
+    }
+
+    /// Returns what the object `name` is, if there is one. Asks only the rule, because both sides are compared after each move.
+    pub(crate) fn look(&mut self) -> Option<ObjectState> {
+        let names = [CandidateKeys::new("name".into())];
+        let states = inspect_names(&names).apply(self.keyspace_at_now());
+        states.ok()?.pop()?.ok()?
     }
 
     /// Lets time pass on both sides.

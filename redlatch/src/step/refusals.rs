@@ -47,9 +47,10 @@ pub(super) type Dump = BTreeMap<String, (DumpedValue, i64)>;
 
 /// Runs `step`, a function around a script, with each of its calls refused in turn. Behind `dump`.
 ///
-/// Returns the state before, the state after the step, its reply, and for each refusal: the command and the key or channel
-/// that are refused, '' for any; the reply; the state. Then, unless the script finds keys by itself, the same for each
-/// undeclared key that the step misses, with [`ABSENT`] for the command.
+/// Returns the different states, the first of which is that before; the step's reply and the number of the state after it; and for
+/// each refusal: the command and the key or channel that are refused, '' for any; the reply; the number of the state. Then,
+/// unless the script finds keys by itself, the same for each undeclared key that the step misses, with [`ABSENT`] for the
+/// command. Most refusals leave the same few states, and to read and compare them is most of the work.
 const REFUSE: &str = "
 local live, saved = redis, {}
 -- With the times of expiry, and not what is left: the attempts take time, in which the keys grow older.
@@ -112,18 +113,28 @@ local function text(reply)
     end
     return '{ ' .. table.concat(parts, ' ') .. ' }'
 end
+local states, numbers = {}, {}
+local function number_of(state)
+    local packed = cmsgpack.pack(state)
+    if not numbers[packed] then
+        table.insert(states, state)
+        numbers[packed] = #states
+    end
+    return numbers[packed] - 1
+end
 local function run()
     calls = {}
     local done, reply = pcall(step, shim)
     if not done and type(reply) ~= 'table' then
         reply = { err = reply }
     end
-    local state = dump()
+    local state = number_of(dump())
     restore()
     return { command or '', subject or '', text(reply), state }
 end
 
-local before, all, seen = dump(), { run() }, {}
+number_of(dump())
+local all, seen = { run() }, {}
 local whole = calls
 local function refuse(a, b)
     if #all < MAX and not seen[a .. ' ' .. b] and a .. b ~= '' then
@@ -151,7 +162,7 @@ for _, call in ipairs(FINDS_KEYS and {} or whole) do
         table.insert(all, run_without)
     end
 end
-return { before, all }
+return { states, all }
 ";
 
 /// Stands for a command in the runs in which a key was missing.
@@ -182,7 +193,8 @@ pub(super) struct Run {
     pub(super) command: String,
     pub(super) subject: String,
     pub(super) reply: String,
-    pub(super) state: Dump,
+    /// The number of the state that it leaves.
+    pub(super) state: usize,
 }
 
 /// The scripts that have been tried with refusals, each with the number of its runs that were considered.
@@ -197,14 +209,17 @@ impl Coverage {
         *runs <= ALWAYS || runs.is_multiple_of(SOME)
     }
 
-    /// Checks the rules for a step, whose first run is that in which nothing was refused.
-    pub(super) fn check<R>(step: &Step<'_, R>, before: &Dump, runs: &[Run]) {
+    /// Checks the rules for a step, whose first run is that in which nothing was refused. The first of the states is that
+    /// before it.
+    pub(super) fn check<R>(step: &Step<'_, R>, states: &[Dump], runs: &[Run]) {
         let (complete, refused) = runs.split_first().expect("one run at least");
         let source = step.script().source();
+        let whole = Whole::new(source, states, complete);
+        let before = whole.before;
         for run in refused {
             let checked = match run.command.as_str() {
-                ABSENT => check_absent(step.keys(), before, complete, run),
-                _ => check_run(source, before, complete, run),
+                ABSENT => whole.check_absent(step.keys(), run),
+                _ => whole.check_run(run),
             };
             if let Err(fault) = checked {
                 let Run {
@@ -212,7 +227,7 @@ impl Coverage {
                 } = run;
                 panic!(
                     "{fault} if `{command} {subject}` is refused\nreply: {}\nbefore: {before:#?}\nafter: {:#?}\ncomplete: {:#?}\nscript:\n{}",
-                    run.reply, run.state, complete.state, source
+                    run.reply, states[run.state], whole.after, source
                 );
             }
         }
@@ -238,69 +253,102 @@ fn scripts_in(directory: &Path) -> Vec<PathBuf> {
     scripts
 }
 
-fn check_run(source: &str, before: &Dump, complete: &Run, run: &Run) -> Result<(), String> {
-    for (key, (_, left)) in &run.state {
-        let expired_before = before.get(key).is_some_and(|(_, left)| *left != -1);
-        let is_new = !before.contains_key(key);
-        if *left == -1 && (is_new || expired_before) && !never_expires(key, &complete.state) {
-            return Err(format!("{key} never expires"));
-        }
-    }
-    let (now, all, nothing) = (
-        meaning(&run.state),
-        meaning(&complete.state),
-        meaning(before),
-    );
-    let is_partial_release = now.is_superset(&all) && now.is_subset(&nothing);
-    // The lock is released, and not granted to the next waiter.
-    let is_free = GRANTS.iter().any(|part| source.contains(part)) && now.is_subset(&nothing);
-    // The client releases what it may have acquired.
-    let is_undone_by_client = source.contains("undo_scripts");
-    let is_error = run.reply.starts_with("error");
-    // A user that may not read requests to release does what it would do without them.
-    let reads_requests = run.command == "ZSCORE" || run.subject.starts_with("redlatch_lock_asked");
-    if !is_error && source.contains("ZSCORE") && reads_requests {
-        return Ok(());
-    }
-    // A user that may not read the queue of a fair lock passes the lock on as if nobody waited there.
-    let reads_queue = run.command == "LRANGE" || run.subject.starts_with("redisson_lock_queue");
-    if !is_error && source.contains("fair_waiters") && (reads_queue || run.command == "PUBSUB") {
-        return Ok(());
-    }
-    // Where nobody is known to listen, the lock is granted to nobody: the next waiter is woken.
-    if !is_error && is_free && run.command == "PUBSUB" {
-        return Ok(());
-    }
-    let is_between = is_partial_release || (is_error && (is_free || is_undone_by_client));
-    if now != all && now != nothing && !is_between {
-        return Err(format!(
-            "half of the step was done: {now:#?}, before {nothing:#?}, after the step {all:#?}"
-        ));
-    }
-    if run.reply == complete.reply && now != all {
-        return Err("the reply is that of the whole step, which was not done".into());
-    }
-    Ok(())
+/// A step of which nothing was refused, and what its script does.
+struct Whole<'a> {
+    states: &'a [Dump],
+    before: &'a Dump,
+    after: &'a Dump,
+    reply: &'a str,
+    /// What the states mean.
+    meanings: Vec<BTreeSet<String>>,
+    nothing: BTreeSet<String>,
+    all: BTreeSet<String>,
+    grants: bool,
+    /// The client releases what it may have acquired.
+    is_undone_by_client: bool,
+    reads_requests: bool,
+    reads_queue: bool,
 }
 
-/// Checks the undeclared keys after a run in which one of them was missing.
-fn check_absent(
-    declared: &[Cow<'_, str>],
-    before: &Dump,
-    complete: &Run,
-    run: &Run,
-) -> Result<(), String> {
-    fn names<'a>(state: &'a Dump, key: &str) -> Option<Vec<&'a String>> {
-        state.get(key).map(|(value, _)| names_in(value))
-    }
-    let is_other = |key: &&String| **key != run.subject && !declared.iter().any(|one| one == *key);
-    for key in before.keys().filter(is_other) {
-        let now = names(&run.state, key);
-        if now != names(before, key) && now != names(&complete.state, key) {
-            return Err(format!("{key} is changed"));
+impl<'a> Whole<'a> {
+    fn new(source: &str, states: &'a [Dump], complete: &'a Run) -> Whole<'a> {
+        let meanings: Vec<_> = states.iter().map(meaning).collect();
+        Whole {
+            states,
+            before: &states[0],
+            after: &states[complete.state],
+            reply: &complete.reply,
+            nothing: meanings[0].clone(),
+            all: meanings[complete.state].clone(),
+            meanings,
+            grants: GRANTS.iter().any(|part| source.contains(part)),
+            is_undone_by_client: source.contains("undo_scripts"),
+            reads_requests: source.contains("ZSCORE"),
+            reads_queue: source.contains("fair_waiters"),
         }
     }
-    Ok(())
+
+    fn check_run(&self, run: &Run) -> Result<(), String> {
+        let Whole {
+            before,
+            after,
+            nothing,
+            all,
+            ..
+        } = self;
+        for (key, (_, left)) in &self.states[run.state] {
+            let expired_before = before.get(key).is_some_and(|(_, left)| *left != -1);
+            let is_new = !before.contains_key(key);
+            if *left == -1 && (is_new || expired_before) && !never_expires(key, after) {
+                return Err(format!("{key} never expires"));
+            }
+        }
+        let now = &self.meanings[run.state];
+        let is_partial_release = now.is_superset(all) && now.is_subset(nothing);
+        // The lock is released, and not granted to the next waiter.
+        let is_free = self.grants && now.is_subset(nothing);
+        let is_error = run.reply.starts_with("error");
+        // A user that may not read requests to release does what it would do without them.
+        let of_requests = run.command == "ZSCORE" || run.subject.starts_with("redlatch_lock_asked");
+        if !is_error && self.reads_requests && of_requests {
+            return Ok(());
+        }
+        // A user that may not read the queue of a fair lock passes the lock on as if nobody waited there.
+        let of_queue = run.command == "LRANGE" || run.subject.starts_with("redisson_lock_queue");
+        if !is_error && self.reads_queue && (of_queue || run.command == "PUBSUB") {
+            return Ok(());
+        }
+        // Where nobody is known to listen, the lock is granted to nobody: the next waiter is woken.
+        if !is_error && is_free && run.command == "PUBSUB" {
+            return Ok(());
+        }
+        let is_between = is_partial_release || (is_error && (is_free || self.is_undone_by_client));
+        if now != all && now != nothing && !is_between {
+            return Err(format!(
+                "half of the step was done: {now:#?}, before {nothing:#?}, after the step {all:#?}"
+            ));
+        }
+        if run.reply == self.reply && now != all {
+            return Err("the reply is that of the whole step, which was not done".into());
+        }
+        Ok(())
+    }
+
+    /// Checks the undeclared keys after a run in which one of them was missing.
+    fn check_absent(&self, declared: &[Cow<'_, str>], run: &Run) -> Result<(), String> {
+        fn names<'a>(state: &'a Dump, key: &str) -> Option<Vec<&'a String>> {
+            state.get(key).map(|(value, _)| names_in(value))
+        }
+        let is_other =
+            |key: &&String| **key != run.subject && !declared.iter().any(|one| one == *key);
+        for key in self.before.keys().filter(is_other) {
+            let now = names(&self.states[run.state], key);
+            if now != names(self.before, key) && now != names(self.after, key) {
+                return Err(format!("{key} is changed"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Returns the fields, members or elements of a value.

@@ -47,8 +47,12 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
     for span in spans {
         active.retain(|other| other.until > span.from);
         let many = match span.section.request.mode {
-            // A free permit conflicts with no other; `may_overlap` decides about all other modes.
-            Mode::Permit if active.len() < PERMITS as usize => &[],
+            // A free permit conflicts with no other, unless one has all permits; `may_overlap` decides about all other modes.
+            Mode::Permit
+                if active.len() < PERMITS as usize && active.iter().copied().all(is_permit) =>
+            {
+                &[]
+            }
             _ => &active[..],
         };
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
@@ -83,7 +87,8 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
 fn excess_ends(active: &[Span<'_>], span: Span<'_>) -> Time {
     let mut ends: Vec<Time> = active.iter().chain([&span]).map(|one| one.until).collect();
     ends.sort_unstable();
-    ends[active.len() - PERMITS as usize]
+    // 0: another one has all permits.
+    ends[active.len().saturating_sub(PERMITS as usize)]
 }
 
 fn is_permit(span: Span<'_>) -> bool {
@@ -290,6 +295,22 @@ mod tests {
         };
         // From a third of a lease before it.
         assert_eq!([revoked(200), revoked(205)], [1, 0]);
+    }
+
+    #[test]
+    fn request_for_all_permits_excludes_others() {
+        let permits = |modes: [Mode; 2], second: Time| {
+            let mut sections = vec![section("a", 0, 20), section("a", second, second + 20)];
+            for (one, mode) in sections.iter_mut().zip(modes) {
+                one.request.mode = mode;
+            }
+            check(&history(sections)).len()
+        };
+        let (one, all) = (Mode::Permit, Mode::Exclusive);
+        assert_eq!(permits([one, one], 10), 0);
+        for modes in [[one, all], [all, one], [all, all]] {
+            assert_eq!([permits(modes, 10), permits(modes, 21)], [1, 0]);
+        }
     }
 
     #[test]

@@ -250,7 +250,10 @@ fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)>
         Some(Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero) => {
             return latches::open_intervals(history, sections);
         }
-        Some(Mode::Permit) => PERMITS as usize,
+        // Among requests for all permits, one that is not held may be kept for the first of them.
+        Some(Mode::Permit) if sections.iter().all(|one| one.request.mode == Mode::Permit) => {
+            PERMITS as usize
+        }
         Some(Mode::Semaphore) => {
             // After a data loss no permit is certainly free. A permit whose acquisition or release is uncertain may
             // never become free.

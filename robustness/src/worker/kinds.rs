@@ -203,11 +203,16 @@ impl Handle {
             }
             // Only the final check has such a handle.
             Handle::Value(_) => Ok(()),
+            // Some requests want all permits, so that those for one permit must not overtake them.
             Handle::FairPermits(semaphore, lease) => {
-                let request = semaphore.try_acquire().wait(*lease * 4).limited(limits);
-                let (name, acquiring) = (semaphore.name(), request.into_future());
+                let (permits, mode) = match random.below(3) {
+                    0 => (PERMITS, Mode::Exclusive),
+                    _ => (1, Mode::Permit),
+                };
+                let request = semaphore.try_acquire_many(permits).wait(*lease * 4);
+                let acquiring = request.limited(limits).into_future();
                 runner
-                    .run_section(name, Mode::Permit, acquiring, time)
+                    .run_section(semaphore.name(), mode, acquiring, time)
                     .await
             }
             Handle::Permits(semaphore, lease) => {

@@ -2,7 +2,7 @@
 //! clients. Its state is the lock's hash plus a queue of waiters; `rules` describes the algorithm.
 
 #[cfg(test)]
-mod differential;
+pub(crate) mod differential;
 #[cfg(test)]
 pub(crate) mod exploration;
 mod queue;

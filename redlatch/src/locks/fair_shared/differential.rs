@@ -9,16 +9,15 @@ use proptest::prelude::*;
 use super::read_write::sides;
 use super::semaphore::permits;
 use super::{FairShared, Part};
-use crate::hold::{AcquireParams, Hold, ReleaseParams};
+use crate::hold::{Hold, ReleaseParams};
 use crate::locks::Holder;
-use crate::locks::fair::FairTimes;
-use crate::name::{
-    CandidateKeys, is_writer_field, owner_of, permits_field, permits_of, writer_field,
-};
-use crate::observe::inspect::{ObjectState, Waiter, inspect_names};
+use crate::locks::fair::differential::AcquireMove;
+use crate::locks::fair::{FairTimes, all_keys};
+use crate::name::{is_writer_field, owner_of, permits_field, permits_of, writer_field};
+use crate::observe::inspect::{ObjectState, Waiter};
 use crate::step::Outcome;
 use crate::step::differential::{
-    Differential, TIME_UNIT, assert_covered, assert_equivalent_times, hold_with, lease, time,
+    Differential, TIME_UNIT, assert_covered, assert_equivalent, hold_with, lease, time,
 };
 
 #[derive(Debug, Clone)]
@@ -28,18 +27,19 @@ enum Move {
     AcquireAsHead(AcquireMove),
     /// So many parties ask for the object in turn, beginning with this one, so that a queue forms.
     Gather {
-        first: usize,
-        number: usize,
+        first: u8,
+        number: u8,
     },
     Release {
-        party: usize,
+        party: u8,
         keep: u32,
         lease: u32,
     },
     /// A party that excludes others holds the object, or waits for it before two others, and releases it. So several are
-    /// served in one step.
+    /// served in one step. `afresh`: when the store has lost all, and all parties are connected.
     ServeSeveral {
         how: Several,
+        afresh: bool,
     },
     /// A holder releases the object.
     ReleaseHeld {
@@ -50,17 +50,17 @@ enum Move {
         place: usize,
     },
     Renew {
-        party: usize,
+        party: u8,
         lease: u32,
     },
     Advance {
         time: u32,
     },
     Force {
-        party: usize,
+        party: u8,
     },
     Inspect {
-        party: usize,
+        party: u8,
     },
     /// Subscribes only to the channels of these parties from now on: one bit each.
     Subscribe(u8),
@@ -76,73 +76,28 @@ enum Several {
     Acquisition,
 }
 
-#[derive(Debug, Clone)]
-struct AcquireMove {
-    party: usize,
-    count: u32,
-    lease: u32,
-    waits: bool,
-    wait_time: u32,
-    /// Whether the owner accepts a grant.
-    announces: bool,
-}
-
-impl AcquireMove {
-    /// Returns the one that most histories need.
-    fn waiting(announces: bool) -> AcquireMove {
-        AcquireMove {
-            party: 0,
-            count: 1,
-            lease: 2,
-            waits: true,
-            wait_time: 3,
-            announces,
-        }
-    }
-}
-
-const PARTIES: usize = 6;
+const PARTIES: u8 = 6;
 
 fn moves() -> impl Strategy<Value = Move> {
     let (party, lease) = (0..PARTIES, 1..4u32);
-    let count = prop_oneof![6 => Just(1u32), 1 => 2..4u32];
-    let waits = prop_oneof![4 => Just(true), 1 => Just(false)];
-    // Odd, as in the test of the fair lock.
-    let wait_time = prop_oneof![Just(1u32), Just(3u32)];
-    let args = (
-        party.clone(),
-        count,
-        lease.clone(),
-        waits,
-        wait_time,
-        any::<bool>(),
-    );
-    let args = args.prop_map(
-        |(party, count, lease, waits, wait_time, announces)| AcquireMove {
-            party,
-            count,
-            lease,
-            waits,
-            wait_time,
-            announces,
-        },
-    );
+    let args = AcquireMove::any(PARTIES);
+    let several = prop_oneof![
+        Just(Several::Release),
+        Just(Several::GivingUp),
+        Just(Several::Acquisition),
+    ];
     prop_oneof![
         30 => args.clone().prop_map(Move::Acquire),
-        12 => args.prop_map(Move::AcquireAsHead),
+        18 => args.prop_map(Move::AcquireAsHead),
         8 => (party.clone(), 2..PARTIES).prop_map(|(first, number)| Move::Gather { first, number }),
         8 => (party.clone(), 0..3u32, 0..4u32)
             .prop_map(|(party, keep, lease)| Move::Release { party, keep, lease }),
-        6 => prop_oneof![
-            Just(Several::Release),
-            Just(Several::GivingUp),
-            Just(Several::Acquisition),
-        ]
-        .prop_map(|how| Move::ServeSeveral { how }),
-        16 => (0..3usize).prop_map(|place| Move::ReleaseHeld { place }),
+        8 => (several, any::<bool>())
+            .prop_map(|(how, afresh)| Move::ServeSeveral { how, afresh }),
+        32 => (0..3usize).prop_map(|place| Move::ReleaseHeld { place }),
         6 => (0..3usize).prop_map(|place| Move::GiveUp { place }),
         4 => (party.clone(), lease).prop_map(|(party, lease)| Move::Renew { party, lease: lease - 1 }),
-        6 => (1..6u32).prop_map(|time| Move::Advance { time }),
+        9 => (1..6u32).prop_map(|time| Move::Advance { time }),
         2 => party.clone().prop_map(|party| Move::Force { party }),
         2 => party.prop_map(|party| Move::Inspect { party }),
         4 => (0..1u8 << PARTIES).prop_map(Move::Subscribe),
@@ -171,12 +126,12 @@ enum Object {
 impl Object {
     /// Returns the hold of a party. Of a lock, the last two are writers, one of which may also read. Of a semaphore with three
     /// permits, some want several.
-    fn hold(self, party: usize, wait_time: u32) -> Hold {
+    fn hold(self, party: u8, wait_time: u32) -> Hold {
         let (read, write) = sides("", "name");
-        let owner = |owner| format!("client:{owner}");
+        let owner = |owner: u8| format!("client:{owner}");
         match (self, party) {
             (Object::Semaphore, _) => {
-                let n = [1, 1, 2, 1, 3, 1][party];
+                let n = [1, 1, 2, 1, 3, 1][usize::from(party)];
                 let kind = permits("", "name", n, 3);
                 hold_of(permits_field(&owner(party), n), kind, wait_time)
             }
@@ -187,10 +142,8 @@ impl Object {
 }
 
 /// Returns the fields of the holders, and the waiters in the queue.
-async fn state(harness: &mut Differential) -> (Vec<String>, Vec<Waiter>) {
-    let names = &[CandidateKeys::new("name".into())];
-    let states = harness.step(&inspect_names(names)).await;
-    let Some(Ok(Some(state))) = states.unwrap_or_default().pop() else {
+fn state(harness: &mut Differential) -> (Vec<String>, Vec<Waiter>) {
+    let Some(state) = harness.look() else {
         return Default::default();
     };
     let held: Vec<String> = match &state {
@@ -214,18 +167,10 @@ async fn acquire(
     harness: &mut Differential,
     object: Object,
     args: &AcquireMove,
-    party: usize,
+    party: u8,
 ) -> Option<Outcome> {
     let hold = object.hold(party, args.wait_time);
-    let params = AcquireParams {
-        hold: &hold,
-        count: args.count,
-        lease: lease(args.lease),
-        waits: args.waits,
-        // More than a Lua number has digits for.
-        request_number: i64::from(args.announces) * (i64::MAX - i64::from(party as u8)),
-    };
-    harness.step(&hold.kind.acquire(params)).await.ok()
+    args.run(harness, party, &hold).await
 }
 
 /// What histories of both objects cover.
@@ -271,12 +216,12 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
         let channel = |party| hold(party, 1).waiter_channel.unwrap().into_string();
         harness.subscribe_only(channels.map(channel)).await;
     };
-    assert_equivalent_times(2, moves(), async |harness, next_move| {
+    assert_equivalent(moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
         }
-        let (held, queue) = state(harness).await;
-        let position = |party: usize| {
+        let (held, queue) = state(harness);
+        let position = |party: u8| {
             let field = hold(party, 1).field;
             let is_party =
                 |it: &Waiter| it.owner == owner_of(&field) && it.writes == is_writer_field(&field);
@@ -328,7 +273,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                     && queue.len() > 1
                 {
                     record("the head acquired it before other waiters");
-                    if state(harness).await.1.len() < queue.len() - 1 {
+                    if state(harness).1.len() < queue.len() - 1 {
                         record("an acquisition granted it to the next");
                     }
                 }
@@ -339,18 +284,29 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                     acquire(harness, object, &args, (first + next) % PARTIES).await;
                 }
             }
-            Move::ServeSeveral { how } => {
+            Move::ServeSeveral { how, afresh } => {
+                if *afresh {
+                    for key in all_keys(&sides("", "name").0.keys) {
+                        harness.remove(key).await;
+                    }
+                    subscribe(harness, u8::MAX).await;
+                }
                 let order = match how {
                     Several::GivingUp => [0, 4, 1, 3],
                     _ => [4, 0, 1, 3],
                 };
                 for party in order {
                     let args = AcquireMove::waiting(party > 0 || *how == Several::Release);
-                    acquire(harness, object, &args, party).await;
+                    let outcome = acquire(harness, object, &args, party).await;
+                    let (held, _) = state(harness);
+                    let writes = held.contains(&writer_field("client:3"));
+                    if let (Some(Outcome::Done(_)), 3, true) = (outcome, party, writes) {
+                        record("a writer also reads");
+                    }
                 }
-                let queue = state(harness).await.1.len();
+                let queue = state(harness).1.len();
                 let _ = release(harness, 4, 0, 0).await;
-                let left = state(harness).await.1.len();
+                let left = state(harness).1.len();
                 match how {
                     Several::Release if left + 2 <= queue => {
                         record("a release granted it to several");
@@ -361,7 +317,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                     Several::Acquisition => {
                         let args = AcquireMove::waiting(false);
                         acquire(harness, object, &args, 0).await;
-                        if state(harness).await.1.len() + 2 <= left {
+                        if state(harness).1.len() + 2 <= left {
                             record("an acquisition granted it to the next");
                         }
                     }
@@ -374,10 +330,10 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             Move::ReleaseHeld { place } => {
                 let holder = held.get(*place);
                 let is_holder =
-                    |party: &usize| Some(&*hold(*party, 1).field) == holder.map(|it| &**it);
+                    |party: &u8| Some(&*hold(*party, 1).field) == holder.map(|it| &**it);
                 if let Some(holder) = (0..PARTIES).find(is_holder) {
                     let _ = release(harness, holder, 0, 0).await;
-                    match queue.len() - state(harness).await.1.len() {
+                    match queue.len() - state(harness).1.len() {
                         0 => {}
                         1 => record("a release granted it"),
                         _ => record("a release granted it to several"),
@@ -387,7 +343,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             Move::GiveUp { place } => {
                 if let Some(waiter) = at(*place) {
                     let _ = release(harness, waiter, 0, 0).await;
-                    let left = queue.len() - state(harness).await.1.len();
+                    let left = queue.len() - state(harness).1.len();
                     match (place, left) {
                         (0, 2..) => record("the head gave up, and others were granted it"),
                         (1.., 1) => record("a waiter behind the head gave up"),
@@ -401,7 +357,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             }
             Move::Advance { time: n } => {
                 harness.advance(time(*n)).await;
-                let (still_held, left) = state(harness).await;
+                let (still_held, left) = state(harness);
                 if left.len() < queue.len() {
                     record("waiters timed out");
                 }

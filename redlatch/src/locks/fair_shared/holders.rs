@@ -59,7 +59,7 @@ pub(crate) fn read(fields: &BTreeMap<String, String>, now: i64) -> Option<Vec<He
 }
 
 /// Returns the holders.
-pub(super) fn current(
+pub(crate) fn current(
     keyspace: &mut Keyspace,
     object: &ObjectKeys,
     total: u32,

@@ -36,7 +36,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::locks::fair::{FairTimes, HasTimes, QueuedKind, Turn};
 use crate::locks::permits::MAX_PERMITS;
-use crate::locks::{Holder, OwnedKind};
+use crate::locks::{Holder, OwnedKind, RequiredWriteHold};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, KeyLayout, ObjectKeys, permits_field};
 use crate::owner::{ClientId, Owner};
@@ -52,6 +52,16 @@ pub(crate) trait Part: Debug + Clone + Send + Sync + 'static {
     fn permits(&self) -> Option<u32> {
         None
     }
+
+    /// Returns the other part that the same owner may hold.
+    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
+        None
+    }
+
+    /// Returns the write hold on which requests for the read side rely.
+    fn required(&self) -> Option<&RequiredWriteHold> {
+        None
+    }
 }
 
 /// A kind of which several owners may hold parts, fairly: the type parameter of a [`Lock`](crate::Lock).
@@ -62,8 +72,6 @@ pub struct FairShared<P> {
     part: P,
     /// How many permits there are.
     total: u32,
-    /// The other part that the same owner may hold.
-    sibling: Option<Arc<ObjectKeys>>,
 }
 
 #[expect(private_bounds, reason = "sealed")]
@@ -113,7 +121,7 @@ impl<P: Part> HoldKind for FairShared<P> {
     }
 
     fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
-        rules::renew(keyspace, &self.keys, hold, lease, self.total).map(Into::into)
+        rules::renew(keyspace, &self.keys, hold, lease, self.total)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> Step<'a, bool> {
@@ -121,12 +129,18 @@ impl<P: Part> HoldKind for FairShared<P> {
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
+        let required = RequiredWriteHold::of(self.part.required(), params);
         let turn = Turn {
-            params,
+            // If the write hold is lost, the request fails: it must leave nothing in the queue.
+            params: AcquireParams {
+                waits: params.waits && required.is_none(),
+                ..params
+            },
             wait_time: self.times.wait(),
             grace: self.times.grace(),
         };
-        rules::acquire(&self.keys, turn, self.total)
+        let step = rules::acquire(&self.keys, turn, self.total);
+        RequiredWriteHold::checked(required, step)
     }
 
     fn inspect(&self) -> Step<'_, Vec<Holder>> {
@@ -140,6 +154,9 @@ impl<P: Part> HoldKind for FairShared<P> {
 
     fn check(&self) -> Result<()> {
         self.times.check()?;
+        if let Some(required) = self.part.required() {
+            required.check()?;
+        }
         let invalid = |count: u32, reason| {
             let count = count.into();
             Err(Error::InvalidCount { count, reason })
@@ -177,6 +194,6 @@ impl<P: Part> HoldKind for FairShared<P> {
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
-        self.sibling.as_ref()
+        self.part.sibling()
     }
 }

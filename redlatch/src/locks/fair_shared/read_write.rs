@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::holders::UNLIMITED;
 use super::{FairShared, Part};
 use crate::error::Result;
-use crate::locks::Lock;
 use crate::locks::fair::FairTimes;
+use crate::locks::{Lock, RequiredWriteHold, ToReadSide, WriteSide};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, KeyLayout, ObjectKeys};
 use crate::observe::inspect::Waiter;
@@ -32,7 +32,8 @@ use crate::session::Session;
 ///   [wait time](Lock::wait_time).
 /// - Both sides are re-entrant regardless of the queue, and the watchdog of each client renews its own
 ///   holds. A reader that dies blocks writers for one lease, however many other readers continue.
-/// - A writer may also read: with its [`Owner`](crate::Owner), as [`Acquire::owner`](crate::Acquire::owner). A
+/// - A writer may also read, regardless of the queue ([`Guard::reenter_read`](crate::Guard::reenter_read)), and keep reading when
+///   it releases the write side, without another writer in between ([`Guard::downgrade`](crate::Guard::downgrade)). A
 ///   reader that requests the write side gets [`Error::WriteWhileReading`](crate::Error::WriteWhileReading)
 ///   immediately: it would wait for itself. And a reader must not wait for another owner to start reading,
 ///   because a writer may be waiting in between.
@@ -77,43 +78,75 @@ pub type FairWriteLock = Lock<FairShared<FairWrite>>;
 /// Makes a [`Lock`] a [`FairReadLock`], as the parameter of its kind.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct FairRead;
+pub struct FairRead {
+    write: Arc<ObjectKeys>,
+    /// The write hold whose owner requests the read side as well.
+    required: Option<RequiredWriteHold>,
+}
 
 /// Makes a [`Lock`] a [`FairWriteLock`], as the parameter of its kind.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct FairWrite;
+pub struct FairWrite {
+    read: Arc<ObjectKeys>,
+}
 
 impl Part for FairRead {
     const LAYOUT: KeyLayout = KeyLayout::FairRead;
     const METRIC: Kind = Kind::FairReadLock;
+
+    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
+        Some(&self.write)
+    }
+
+    fn required(&self) -> Option<&RequiredWriteHold> {
+        self.required.as_ref()
+    }
 }
 
 impl Part for FairWrite {
     const LAYOUT: KeyLayout = KeyLayout::FairWrite;
     const METRIC: Kind = Kind::FairWriteLock;
+
+    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
+        Some(&self.read)
+    }
+}
+
+impl ToReadSide<FairShared<FairRead>> for FairShared<FairWrite> {
+    fn read_side(&self, required: RequiredWriteHold) -> FairShared<FairRead> {
+        let part = FairRead {
+            write: self.keys.object.clone(),
+            required: Some(required),
+        };
+        side(&self.part.read, self.times, part)
+    }
+}
+
+impl WriteSide for FairShared<FairWrite> {
+    type Read = FairShared<FairRead>;
+}
+
+fn side<P: Part>(object: &Arc<ObjectKeys>, times: FairTimes, part: P) -> FairShared<P> {
+    FairShared {
+        keys: FairKeys::shared(object.clone()).into(),
+        times,
+        part,
+        total: UNLIMITED,
+    }
 }
 
 /// Returns both sides.
 pub(super) fn sides(prefix: &str, name: &str) -> (FairShared<FairRead>, FairShared<FairWrite>) {
     let object = |layout| Arc::new(ObjectKeys::new(layout, prefix, name));
     let (read, write) = (object(FairRead::LAYOUT), object(FairWrite::LAYOUT));
+    let reads = FairRead {
+        write: write.clone(),
+        required: None,
+    };
+    let writes = FairWrite { read: read.clone() };
     let times = FairTimes::default();
-    let reads = FairShared {
-        keys: FairKeys::shared(read.clone()).into(),
-        times,
-        part: FairRead,
-        total: UNLIMITED,
-        sibling: Some(write.clone()),
-    };
-    let writes = FairShared {
-        keys: FairKeys::shared(write).into(),
-        times,
-        part: FairWrite,
-        total: UNLIMITED,
-        sibling: Some(read),
-    };
-    (reads, writes)
+    (side(&read, times, reads), side(&write, times, writes))
 }
 
 impl FairReadWriteLock {

@@ -8,8 +8,13 @@
 -- ARGV[4]  lease in ms; 0: do not change the end of the hold
 -- ARGV[5]  grace period in ms
 -- ARGV[6]  number of all permits
+-- ARGV[7]  the key of the requests to release the object, from which the owner is removed; absent: it is not
 -- Returns  1: done; 0: this owner does not hold the object
 local field, keep = ARGV[1], ARGV[3]
+if ARGV[7] then
+    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+    redis.pcall('ZREM', ARGV[7], field)
+end
 local refused = load_holders(ARGV[6])
 local left = 0
 if keep == '0' then

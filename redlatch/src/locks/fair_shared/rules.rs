@@ -15,7 +15,7 @@
 //! * Renew: a hold that has ended is not renewed, even if no step has removed it yet.
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::{Hold, ReleaseParams, Renewed, requests};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::locks::Holder;
@@ -91,12 +91,16 @@ pub(super) fn release<'a>(
 ) -> Step<'a, bool> {
     let ReleaseParams { hold, keep, lease } = params;
     let (field, object) = (&*hold.field, &*keys.object);
+    let requests = params.requests_key();
+    let mut args = args![field, object.channel(), keep, lease, grace, total];
+    args.extend(requests.clone().map(Arg::from));
     Step::new(
         on_holders!("holders.lua", "release.lua"),
         all_keys(keys),
-        args![field, object.channel(), keep, lease, grace, total],
+        args,
         ScriptReply::flag,
         move |keyspace| {
+            requests::remove(keyspace, requests.as_deref(), field);
             let held = holders::load(keyspace, object, total);
             let mut queue = FairQueue::shared(keyspace, keys, total);
             let mut left = 0;
@@ -178,7 +182,7 @@ pub(crate) fn holder(field: &str, count: u32, left: i64) -> Holder {
 
 /// Renews many holds.
 pub(super) fn renew_script() -> &'static Script {
-    script!("renew.lua")
+    script!("../../hold/requests.lua", "renew.lua")
 }
 
 /// Renews one hold, as the script does.
@@ -188,12 +192,17 @@ pub(super) fn renew(
     hold: &Hold,
     lease: Option<Lease>,
     total: u32,
-) -> Result<bool> {
+) -> Result<Renewed> {
+    let renewed = requests::find(keyspace, hold);
     let held = holders::current(keyspace, &keys.object, total)?;
-    let held = held.into_iter().find(|it| *it.field == *hold.field);
-    if let Some(held) = &held {
+    let Some(held) = held.into_iter().find(|it| *it.field == *hold.field) else {
+        return Ok(Renewed::NotHeld);
+    };
+    let lease = lease.map(|lease| renewed.limit(lease.duration()));
+    if let Some(lease) = lease.filter(|lease| !lease.is_zero()) {
+        let lease = Some(Lease::from_remaining(lease));
         let hold = (&*hold.field, held.count);
         holders::set(keyspace, &keys.object, total, hold, lease)?;
     }
-    Ok(held.is_some())
+    Ok(renewed)
 }

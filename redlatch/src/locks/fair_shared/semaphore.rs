@@ -84,7 +84,6 @@ pub(super) fn permits(prefix: &str, name: &str, n: u32, total: u32) -> FairShare
         times: FairTimes::default(),
         part: FairPermits { n },
         total,
-        sibling: None,
     }
 }
 

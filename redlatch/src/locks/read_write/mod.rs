@@ -14,15 +14,15 @@ use smallvec::smallvec;
 
 pub(crate) use self::rules::inspect;
 use self::rules::{force, read, wake_all, write};
-use crate::error::{Error, Loss, Result};
+use crate::error::Result;
 use crate::hold::{
-    AcquireParams, Handoff, HandoffParams, Hold, HoldKind, PeriodId, QueueKind, ReleaseParams,
-    Renewal, Renewed, Spec,
+    AcquireParams, Handoff, HandoffParams, Hold, HoldKind, QueueKind, ReleaseParams, Renewal,
+    Renewed, Spec,
 };
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::locks::reentrant::handoff::{self, handoff};
-use crate::locks::{Acquire, Guard, Holder, Lock, OwnedKind};
+use crate::locks::{Holder, Lock, OwnedKind, RequiredWriteHold, ToReadSide, WriteSide};
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, ReadWriteKeys};
 use crate::session::Session;
@@ -38,9 +38,9 @@ use crate::step::{Outcome, Step};
 ///   dies blocks writers for one lease, however many other readers continue.
 /// - When a writer releases the lock and no other writer acquires it first, all waiting readers acquire it
 ///   together.
-/// - A writer that also reads ([`Guard::reenter_read`]) may release both sides in any order; without the
-///   write side it is a reader like the others. [`Guard::downgrade`] is the short way.
-/// - A reader that requests the write side gets [`Error::WriteWhileReading`] immediately: it would
+/// - A writer that also reads ([`Guard::reenter_read`](crate::Guard::reenter_read)) may release both sides in any order; without the
+///   write side it is a reader like the others. [`Guard::downgrade`](crate::Guard::downgrade) is the short way.
+/// - A reader that requests the write side gets [`Error::WriteWhileReading`](crate::Error::WriteWhileReading) immediately: it would
 ///   wait for itself, and two such readers for each other.
 /// - Readers that overlap one after the other keep a writer waiting for as long as they overlap. If
 ///   that can happen, see [`ReadWriteLock::prefer_writers`].
@@ -100,22 +100,6 @@ pub struct Write {
     keys: Arc<ReadWriteKeys>,
     /// How long a waiting writer blocks new readers, if it does.
     blocks_readers_for: Option<Lease>,
-}
-
-/// The write hold that lets its owner also read. If it is lost, the request fails instead of waiting.
-#[derive(Clone)]
-struct RequiredWriteHold {
-    session: Arc<Session>,
-    write_hold: Arc<Hold>,
-    granted_in: PeriodId,
-    /// The loss that was known before the request.
-    lost: Option<Loss>,
-}
-
-impl std::fmt::Debug for RequiredWriteHold {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RequiredWriteHold").finish_non_exhaustive()
-    }
 }
 
 impl OwnedKind for Read {}
@@ -197,104 +181,25 @@ impl ReadWriteLock {
     /// Returns the side that one owner may hold at a time, while no other owner reads (Redisson:
     /// `writeLock()`).
     ///
-    /// Requesting it while reading is [`Error::WriteWhileReading`]. [`Lock::is_locked`] returns
+    /// Requesting it while reading is [`Error::WriteWhileReading`](crate::Error::WriteWhileReading). [`Lock::is_locked`] returns
     /// whether there is a writer. [`Lock::force_unlock`] releases the writer's hold and its read holds.
     pub fn write(&self) -> WriteLock {
         self.write.clone()
     }
 }
 
-impl Guard<WriteLock> {
-    /// Acquires the read side as well, for the same owner, without waiting, because no other owner
-    /// can block it. Both sides are then held and may be released in any order.
-    ///
-    /// [`Error::Lost`], immediately, if the write side was lost: either already known here, or
-    /// detected because the store reports another holder.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-    /// # let client = redlatch::Client::embedded();
-    /// let lock = client.read_write_lock("a");
-    /// let writer = lock.write().lock().await?;
-    /// let reader = writer.reenter_read().await?;
-    /// writer.unlock().await?;
-    /// assert!(lock.read().is_held_by(reader.owner()).await?);
-    /// # reader.unlock().await }
-    /// ```
-    pub fn reenter_read(&self) -> Acquire<ReadLock> {
-        let reading = self.read_side().lock().continuing(self.hold_ref().clone());
-        reading.limited_as(&self.hold_ref().hold)
+impl ToReadSide<Read> for Write {
+    fn read_side(&self, required: RequiredWriteHold) -> Read {
+        Read {
+            keys: self.keys.clone(),
+            prefers_writers: self.blocks_readers_for.is_some(),
+            required: Some(required),
+        }
     }
+}
 
-    /// Releases the write side and keeps reading, with no other writer in between. Other owners may
-    /// then read, too. A fixed lease starts anew.
-    ///
-    /// If the write side was re-entered, this releases only this guard; the others continue to exclude
-    /// other owners.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`]: the write side was no longer held, so other owners may have written
-    /// meanwhile. The error of the store, if it did not answer or refused the read side. In all cases this
-    /// guard no longer holds either side; what the store still has of it is released in the background.
-    /// Other guards of the owner are not affected. A release of the
-    /// write side that the store does not answer is not an error: it continues in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, both sides are released in the background.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-    /// # let client = redlatch::Client::embedded();
-    /// let lock = client.read_write_lock("a");
-    /// let writer = lock.write().lock().await?;
-    /// let reader = writer.downgrade().await?;
-    /// assert!(!lock.write().is_locked().await?);
-    /// assert!(lock.read().is_locked().await?);
-    /// # reader.unlock().await }
-    /// ```
-    pub async fn downgrade(self) -> Result<Guard<ReadLock>> {
-        let hold = self.hold_ref().hold.clone();
-        if let Some(loss) = hold.loss() {
-            return Err(hold.lost_error(loss));
-        }
-        let reading = self.read_side().try_lock();
-        let mut reading = reading
-            .continuing(self.hold_ref().clone())
-            .limited_as(&hold);
-        if !self.terms().renewed {
-            reading = reading.lease(self.terms().lease.duration());
-        }
-        // The writer can always read. If another owner blocks it, the write hold is lost.
-        let Some(reader) = reading.await? else {
-            return Err(hold.not_held_error());
-        };
-        match self.unlock().await {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
-            _ => Ok(reader),
-        }
-    }
-
-    /// Returns the other side of the same lock, for the owner of this hold.
-    ///
-    /// The feared interleaving: the store answers that another owner writes, so this hold is lost, and
-    /// the guard passes the hold on to a local waiter. So that answer concerns the write hold.
-    fn read_side(&self) -> ReadLock {
-        let (write, write_hold) = (self.handle(), self.hold_ref().hold.clone());
-        let granted_in = write_hold.state().period.granted_in;
-        let read = Read {
-            keys: write.kind.keys.clone(),
-            prefers_writers: write.kind.blocks_readers_for.is_some(),
-            required: Some(RequiredWriteHold {
-                session: write.session.clone(),
-                granted_in,
-                lost: write_hold.loss(),
-                write_hold,
-            }),
-        };
-        Lock::from_kind(write.session, read)
-    }
+impl WriteSide for Write {
+    type Read = Read;
 }
 
 impl HoldKind for Read {
@@ -338,28 +243,15 @@ impl HoldKind for Read {
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> Step<'a, Outcome> {
-        // An owner that already reads keeps that hold, even if its write hold is lost now. The caller may
-        // have named another owner, which has no write hold.
-        let is_required = |required: &&RequiredWriteHold| {
-            params.count == 1 && required.write_hold.owner == params.hold.owner
-        };
-        let required = self.required.as_ref().filter(is_required);
+        let required = RequiredWriteHold::of(self.required.as_ref(), params);
         let step = read::acquire(params, &self.keys, self.prefers_writers);
-        match required {
-            None => step,
-            Some(required) => step.map(move |outcome| required.check(outcome)),
-        }
+        RequiredWriteHold::checked(required, step)
     }
 
     fn check(&self) -> Result<()> {
-        match &self.required {
-            Some(RequiredWriteHold {
-                write_hold,
-                lost: Some(loss),
-                ..
-            }) => Err(write_hold.lost_error(*loss)),
-            _ => Ok(()),
-        }
+        self.required
+            .as_ref()
+            .map_or(Ok(()), RequiredWriteHold::check)
     }
 
     fn inspect(&self) -> Step<'_, Vec<Holder>> {
@@ -368,27 +260,6 @@ impl HoldKind for Read {
 
     fn force(&self) -> Step<'_, bool> {
         force(&self.keys, Mode::Read)
-    }
-}
-
-impl RequiredWriteHold {
-    /// Returns the outcome of an acquisition of the read side that relies on this write hold, which may turn
-    /// out to be lost.
-    fn check(&self, outcome: Outcome) -> Result<Outcome> {
-        if let Outcome::Wait(_) = outcome {
-            // No other owner can block a writer, so it does not hold the write side any more. This is not the turn of the
-            // write hold: a step that is in flight may have made a ticket of it. Then the watchdog checks it behind that step.
-            match self.write_hold.try_turn() {
-                Some(_turn) if self.write_hold.state().period.granted_in == self.granted_in => {
-                    self.write_hold.mark_lost(Loss::NotHeld);
-                }
-                _ => self.session.watchdog.suspect(&self.write_hold),
-            }
-        }
-        match (self.write_hold.loss(), outcome) {
-            (Some(_), _) | (None, Outcome::Wait(_)) => Err(self.write_hold.not_held_error()),
-            (None, done) => Ok(done),
-        }
     }
 }
 

@@ -12,9 +12,7 @@
 --          else the ms until it must have released it, plus 2: the lease was extended until then at most
 local renewed = {}
 for i, key in ipairs(KEYS) do
-    -- As in `name.rs`: the requests for `a` and `{a}` differ.
-    local tagged = string.find(key, '{', 1, true) and ':' .. key or '{' .. key .. '}'
-    requests[i] = 'redlatch_lock_asked:' .. tagged
+    requests[i] = requests_key(key)
 end
 
 for i = 1, (#ARGV - 1) / 2 do

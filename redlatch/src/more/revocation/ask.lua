@@ -4,7 +4,7 @@
 -- KEYS[1]  the lock: hash owner -> hold count
 -- KEYS[2]  the requests: sorted set owner -> timestamp until which its hold may be renewed
 -- ARGV[1]  channel
--- ARGV[2]  1: the lock is a read-write lock, whose writer is asked; 0: it is not
+-- ARGV[2]  1: the lock is a read-write lock, whose writer is asked; 2: the same of a fair one; 0: it is neither
 -- ARGV[3]  limit in ms; absent: none
 -- Returns  the holder's field; nil: there is no such holder
 --          -1: the key is a hash, but not a lock of this kind
@@ -15,13 +15,19 @@ for _, field in ipairs(fields) do
         holder = string.match(field, '^.+:%d+$')
         is_lock = is_lock and holder
     elseif field == 'mode' then
-        is_lock = true
+        is_lock = (redis.call('HGET', KEYS[1], 'mode') == 'fair_rwlock') == (ARGV[2] == '2')
     else
         holder = holder or string.match(field, '^.+:%d+:write$')
     end
 end
 if #fields > 0 and not is_lock then
     return -1
+end
+if holder and ARGV[2] == '2' then
+    -- Other holds may keep the key when this one has ended.
+    local time = redis.call('TIME')
+    local ends = tonumber(redis.call('HGET', KEYS[1], holder .. ':expire_time')) or 0
+    holder = ends > time[1] * 1000 + math.floor(time[2] / 1000) and holder
 end
 if not holder then
     return nil

@@ -66,6 +66,14 @@ fn moves() -> impl Strategy<Value = Move> {
 
 /// Compares the steps of one kind. `object`: the lock whose holder is asked.
 fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K) {
+    assert_moves_equivalent(moves(), object, kind);
+}
+
+fn assert_moves_equivalent<K: HoldKind + Clone>(
+    moves: impl Strategy<Value = Move>,
+    object: &ObjectKeys,
+    kind: &K,
+) {
     let requests = object.requests_key();
     let of = |owner: u8, again: bool| -> Hold {
         let hold = hold(owner, kind.clone());
@@ -73,7 +81,7 @@ fn assert_kind_equivalent<K: HoldKind + Clone>(object: &ObjectKeys, kind: &K) {
         hold
     };
     assert_equivalent(
-        moves(),
+        moves,
         async |harness: &mut Differential, one: &Move| match one.clone() {
             Move::Ask { limit } => {
                 let _ = harness.step(&ask(object, limit.map(time))).await;
@@ -130,4 +138,12 @@ fn scripts_of_fair_lock_match_rules() {
 fn scripts_of_writer_match_rules() {
     let lock = Client::embedded().read_write_lock("name").write();
     assert_kind_equivalent(lock.kind.object(), &*lock.kind);
+}
+
+#[test]
+fn scripts_of_fair_writer_match_rules() {
+    let lock = Client::embedded().fair_read_write_lock("name").write();
+    let hands_off = |it: &Move| matches!(it, Move::Handoff { .. } | Move::CheckHandoff { .. });
+    let moves = moves().prop_filter("no handoffs", move |it| !hands_off(it));
+    assert_moves_equivalent(moves, lock.kind.object(), &*lock.kind);
 }

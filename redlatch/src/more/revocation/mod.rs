@@ -53,6 +53,7 @@ use crate::hold::{Hold, PeriodId, Renewed, Share};
 use crate::join::Boxed;
 use crate::lease::{Expiry, WaitLimit};
 use crate::locks::fair::Fair;
+use crate::locks::fair_shared::{FairShared, FairWrite};
 use crate::locks::fenced::Fenced;
 use crate::locks::permits::Permits;
 use crate::locks::read_write::Write;
@@ -71,7 +72,7 @@ use crate::watchdog::renew_holds;
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A kind of lock whose holder can be asked to release it: the re-entrant, fair, fenced and spin lock, and the write side of a
-/// read-write lock. Not the read side, because new readers would take the place of those that were asked.
+/// read-write lock and of a fair one. Not the read side, because new readers would take the place of those that were asked.
 pub trait Revocable: OwnedKind {}
 
 impl Revocable for Reentrant {}
@@ -79,6 +80,7 @@ impl Revocable for Fair {}
 impl Revocable for Fenced {}
 impl Revocable for Spin {}
 impl Revocable for Write {}
+impl Revocable for FairShared<FairWrite> {}
 
 /// A kind whose guards can be asked for: the [`Revocable`] ones, and permits
 /// ([`ExpirableSemaphore::ask`](crate::ExpirableSemaphore::ask)).

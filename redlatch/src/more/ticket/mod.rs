@@ -28,11 +28,12 @@ use crate::store::{Delivery, Progress};
 use crate::watchdog::renew_holds;
 
 /// A kind of lock whose holds can become [tickets](Ticket): re-entrant, fair, fenced and spin locks, and the write side of a
-/// read-write lock.
+/// read-write lock that is not fair.
 ///
 /// The others cannot:
 ///
-/// - Readers, and values of a group: several owners share a hash, whose expiry is not the lease of one of them.
+/// - Readers, the writer of a fair read-write lock, permits of a fair semaphore, and values of a group: several owners share a
+///   hash, whose expiry is not the lease of one of them.
 /// - Permits have an id already, which another process may use
 ///   ([`ExpirableSemaphore::release`](crate::ExpirableSemaphore::release)); permits of a semaphore have no owner.
 /// - Multi-locks and RedLocks: their members cannot be moved in one step.

@@ -14,6 +14,9 @@ on_every_store! {
     force_unlock_serves_the_queue,
     inspection_shows_holders_and_waiters,
     writer_may_read_and_reader_may_not_write,
+    writer_keeps_reading_without_a_writer_in_between,
+    lost_writer_does_not_read_and_leaves_the_queue_alone,
+    revoked_writer_is_followed_by_the_queue,
     other_locks_of_the_same_name_are_refused,
 }
 
@@ -186,6 +189,78 @@ async fn writer_may_read_and_reader_may_not_write(store: TestStore) {
     assert!(!waiting.is_finished());
     free(reader).await;
     free(turn(waiting).await).await;
+    assert_nothing_left(&client, &lock).await;
+}
+
+async fn writer_keeps_reading_without_a_writer_in_between(store: TestStore) {
+    let (client, lock) = lock_of(&store, "fair-downgrade").await;
+    let elsewhere = store.client().await.fair_read_write_lock(lock.name());
+    for with_reader in [false, true] {
+        let writer = held(&lock.write()).await;
+        // Regardless of the queue, and of which client waits.
+        let other = spawn_waiter(&elsewhere.write(), &lock, 0).await;
+        let both = match with_reader {
+            true => Some(writer.reenter_read().await.unwrap()),
+            false => None,
+        };
+        let owner = writer.owner_id();
+        let reader = writer.downgrade().await.unwrap();
+        assert_eq!(reader.owner_id(), owner);
+        assert!(!lock.write().is_locked().await.unwrap());
+        assert!(elsewhere.read().try_lock().await.unwrap().is_none());
+        let last = spawn_waiter(&elsewhere.read(), &lock, 1).await;
+        assert!(!other.is_finished());
+        for guard in both.into_iter().chain([reader]) {
+            assert!(guard.is_valid());
+            free(guard).await;
+        }
+        free(turn(other).await).await;
+        free(turn(last).await).await;
+        assert_nothing_left(&client, &lock).await;
+    }
+    // Readers that wait are let in at once.
+    let writer = held(&lock.write()).await;
+    let waiting = spawn_waiter(&elsewhere.read(), &lock, 0).await;
+    let reader = writer.downgrade().await.unwrap();
+    free(turn(waiting).await).await;
+    free(reader).await;
+    assert_nothing_left(&client, &lock).await;
+}
+
+/// The feared interleaving: a request that waits in the queue for what only a writer gets, which nobody accepts.
+async fn lost_writer_does_not_read_and_leaves_the_queue_alone(store: TestStore) {
+    let (client, lock) = lock_of(&store, "fair-lost").await;
+    let elsewhere = store.client().await.fair_read_write_lock(lock.name());
+    for downgrades in [false, true] {
+        let writer = held(&lock.write()).await;
+        let next = spawn_waiter(&elsewhere.write(), &lock, 0).await;
+        assert!(elsewhere.write().force_unlock().await.unwrap());
+        let next = turn(next).await;
+        match downgrades {
+            true => assert_lost(writer.downgrade().await.map(drop), Loss::NotHeld),
+            false => assert_lost(writer.reenter_read().await.map(drop), Loss::NotHeld),
+        }
+        assert!(lock.queue().await.unwrap().is_empty());
+        assert!(next.is_valid() && elsewhere.write().is_locked().await.unwrap());
+        free(next).await;
+        assert_nothing_left(&client, &lock).await;
+    }
+}
+
+async fn revoked_writer_is_followed_by_the_queue(store: TestStore) {
+    let (client, lock) = lock_of(&store, "fair-revoke").await;
+    let elsewhere = store.client().await.fair_read_write_lock(lock.name());
+    let writer = held(&lock.write()).await;
+    let next = spawn_waiter(&elsewhere.read(), &lock, 0).await;
+    // So it learns of the limit before its next renewal.
+    let looks = tokio::spawn(writer.asked());
+    let asked = elsewhere.write().revoke(SECOND / 10).await.unwrap();
+    assert_eq!(asked, Some(writer.owner_id()));
+    let next = turn(next).await;
+    looks.abort();
+    assert!(!writer.is_valid());
+    assert_lost(writer.unlock().await, Loss::Revoked);
+    free(next).await;
     assert_nothing_left(&client, &lock).await;
 }
 

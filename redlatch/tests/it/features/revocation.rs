@@ -174,6 +174,9 @@ async fn request_reaches_holder_of_each_kind(store: TestStore) {
     ask_for(one.spin_lock(&spin), other.spin_lock(&spin)).await;
     let [ours, theirs] = [one, other].map(|client| client.read_write_lock(&write).write());
     ask_for(ours, theirs).await;
+    let fair = format!("{name}:fair-write");
+    let [ours, theirs] = [one, other].map(|client| client.fair_read_write_lock(&fair).write());
+    ask_for(ours, theirs).await;
 }
 
 async fn request_reaches_holder_of_permit(store: TestStore) {
@@ -300,6 +303,8 @@ async fn later_holds_of_the_owner_are_not_asked(store: TestStore) {
     later_hold(client.fair_lock(&name), other.fair_lock(&name), me).await;
     let [ours, theirs] = [&client, &other].map(|client| client.read_write_lock(&name).write());
     later_hold(ours, theirs, me).await;
+    let fair = |client: &Client| client.fair_read_write_lock(&name).write();
+    later_hold(fair(&client), fair(&other), me).await;
 }
 
 async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
@@ -406,6 +411,14 @@ async fn only_locks_of_the_kind_are_asked() {
     let guard = held(&client.lock(&name)).await;
     assert_matches!(data.write().ask().await, Err(Error::WrongKind { .. }));
     free(guard).await;
+    let fair = client.fair_read_write_lock(&name);
+    let reader = held(&fair.read()).await;
+    assert_eq!(fair.write().ask().await.unwrap(), None);
+    assert_matches!(data.write().ask().await, Err(Error::WrongKind { .. }));
+    free(reader).await;
+    let writer = held(&data.write()).await;
+    assert_matches!(fair.write().ask().await, Err(Error::WrongKind { .. }));
+    free(writer).await;
 }
 
 /// Without the rule for requests, locks work as before, and a client that asks gets an error.
