@@ -492,6 +492,7 @@ mod tests {
             is_member: false,
             ticket: None,
             limits: Limits::default(),
+            run: None,
         };
         let mut section = Section::new(process, requested, request);
         (section.answered, section.acquired) = (Some(answered), acquired);
