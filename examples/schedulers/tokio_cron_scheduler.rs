@@ -19,7 +19,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1);
     let client = Client::connect(url.as_deref().unwrap_or("redis://127.0.0.1")).await?;
     let cron = Cron::parse(SCHEDULE)?;
-    let scheduler = JobScheduler::new().await?;
     let job = Job::new_async(SCHEDULE, move |_, _| {
         // The firing that is nearest to the clock of this machine: the same on all machines.
         let once = client.once("report", Slot::cron(&cron, SystemTime::now()));
@@ -31,6 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         })
     })?;
+    let scheduler = JobScheduler::new().await?;
     scheduler.add(job).await?;
     scheduler.start().await?;
     pending().await

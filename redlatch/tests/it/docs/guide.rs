@@ -163,8 +163,11 @@ async fn sharing_with_redisson() -> Result<()> {
 
 #[test]
 fn code_on_all_pages_compiles() {
-    let here = without_whitespace(include_str!("guide.rs"));
-    let compiled = here + &without_whitespace(include_str!("../../../../examples/http_service.rs"));
+    let compiled = without_whitespace(concat!(
+        include_str!("guide.rs"),
+        include_str!("../../../../examples/http_service.rs"),
+        include_str!("../../../../examples/schedulers/tokio_cron_scheduler.rs"),
+    ));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let docs = std::fs::read_dir(root.join("docs")).unwrap();
     let mut pages: Vec<_> = docs.map(|entry| entry.unwrap().path()).collect();
