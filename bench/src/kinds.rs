@@ -28,7 +28,7 @@ pub(crate) struct Kind {
     pub(crate) wait: fn(&Client, &str) -> Acquire,
 }
 
-pub(crate) const KINDS: [Kind; 11] = [
+pub(crate) const KINDS: [Kind; 14] = [
     of_lock("lock", |client, name| lock(client.lock(name))),
     of_lock("fair-lock", |client, name| lock(client.fair_lock(name))),
     Kind {
@@ -40,6 +40,14 @@ pub(crate) const KINDS: [Kind; 11] = [
         wait: read,
     },
     of_lock("write-lock", write),
+    Kind {
+        name: "fair-read-lock",
+        prepare: no_preparation,
+        acquire: fair_read,
+        hold: fair_write,
+        wait: fair_read,
+    },
+    of_lock("fair-write-lock", fair_write),
     of_lock("fenced-lock", |client, name| lock(client.fenced_lock(name))),
     of_lock("spin-lock", |client, name| lock(client.spin_lock(name))),
     of_lock("multi-lock-of-3", |client, name| {
@@ -77,6 +85,10 @@ pub(crate) const KINDS: [Kind; 11] = [
         hold: permit,
         wait: permit,
     },
+    of_lock("fair-semaphore", |client, name| {
+        let semaphore = client.fair_semaphore(name, 1);
+        Arc::new(move || acquire(semaphore.acquire(), Guard::unlock))
+    }),
     Kind {
         name: "count-down-latch",
         prepare: no_preparation,
@@ -119,6 +131,14 @@ fn read(client: &Client, name: &str) -> Acquire {
 
 fn write(client: &Client, name: &str) -> Acquire {
     lock(client.read_write_lock(name).write())
+}
+
+fn fair_read(client: &Client, name: &str) -> Acquire {
+    lock(client.fair_read_write_lock(name).read())
+}
+
+fn fair_write(client: &Client, name: &str) -> Acquire {
+    lock(client.fair_read_write_lock(name).write())
 }
 
 fn semaphore(client: &Client, name: &str) -> Acquire {
