@@ -12,6 +12,7 @@
 //!    (skip), or until the next one was (wait).
 //! 3. A run whose process was killed, or stopped until it had lost the lock, is repeated when its lease has ended, if its job
 //!    allows that, another process could do so, and no later slot was run meanwhile ([`Rule::SlotSkipped`]).
+//! 4. When the clock of a server is set back, slots begin, and what it stores ends, that much later.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -116,8 +117,7 @@ impl Job<'_> {
     fn skipped(&self, settles: Time) -> Vec<Violation> {
         let period = nanos(self.settings.period);
         // A slot begins when the clock of the server has reached it, or almost.
-        let steps = self.history.clock_steps_back.iter().map(|step| step.1);
-        let delay = steps.sum::<Time>() + nanos(self.settings.jitter);
+        let delay = self.set_back() + nanos(self.settings.jitter);
         let mut found = BTreeMap::new();
         for scheduler in &self.schedulers {
             let end = self.end_of(scheduler);
@@ -135,8 +135,7 @@ impl Job<'_> {
                     Overlap::Skip => self.is_busy(slot, decided),
                     _ => false,
                 };
-                if !ran && !busy && self.is_quiet(due - self.history.lease - settles, next.1, None)
-                {
+                if !ran && !busy && self.is_quiet(due - self.lease() - settles, next.1, None) {
                     let process = scheduler.process;
                     let text = format!("not run, but process {process} could");
                     let run = JobRun { slot, attempt: 1 };
@@ -148,6 +147,17 @@ impl Job<'_> {
             }
         }
         found.into_values().collect()
+    }
+
+    /// Returns by how much the clock of the server was set back.
+    fn set_back(&self) -> Time {
+        let steps = self.history.clock_steps_back.iter();
+        steps.map(|step| step.1).sum()
+    }
+
+    /// Returns how long a dead client may keep a lock.
+    fn lease(&self) -> Time {
+        self.history.lease + self.set_back()
     }
 
     /// Returns until when a process runs the job.
@@ -166,7 +176,7 @@ impl Job<'_> {
                 Some(released) => released,
                 None => {
                     let lasted = section.valid_until.max(section.loss_reported);
-                    lasted.unwrap_or(ran.begun) + self.history.lease
+                    lasted.unwrap_or(ran.begun) + self.lease()
                 }
             };
             ran.begun < until && from < end
@@ -175,7 +185,7 @@ impl Job<'_> {
 
     /// Finds runs of dead processes that were not repeated.
     fn not_repeated(&self, settles: Time) -> Vec<Violation> {
-        let (lease, mut found) = (self.history.lease, Vec::new());
+        let (lease, mut found) = (self.lease(), Vec::new());
         for ran in &self.runs {
             let Some(gone) = self
                 .gone(*ran)
@@ -360,6 +370,11 @@ mod tests {
         let mut history = killed("job:5", None);
         history.windows.push(window(11_000, 11_000));
         assert_eq!(found(&history), missing);
+        // Its lease ends later when the clock is set back.
+        let mut history = killed("job:5", Some((2, 15_600)));
+        assert_eq!(found(&history), missing);
+        history.clock_steps_back.push((12_000 * MS, 100 * MS));
+        assert_eq!(found(&history), []);
         // A process that was stopped until it had lost its lock.
         let mut history = killed("job:5", None);
         let process = history.processes.entry(1).or_default();
@@ -445,6 +460,15 @@ mod tests {
             .iter_mut()
             .for_each(|one| one.until = Some(11_400 * MS));
         assert_eq!(found(&history), []);
+        // A lease ends that much later, too: what was broken 4 s before explains the slot of 5 s.
+        let broken = |until, step: Time| {
+            let mut history = scheduled(skips, 13_000, vec![]);
+            history.clock_steps_back.push((0, step * MS));
+            history.windows.push(window(0, until));
+            found(&history).len()
+        };
+        assert_eq!([broken(500, 0), broken(500, 1_000)], [1, 0]);
+        assert_eq!(broken(499, 1_000), 1);
     }
 
     /// A clock that is ahead fires earlier.
