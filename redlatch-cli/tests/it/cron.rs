@@ -257,8 +257,13 @@ fn run_of_a_dead_machine_is_repeated_elsewhere() {
         });
         for (n, machine) in machines.into_iter().enumerate() {
             machine.signal(Signal::TERM);
-            let code = machine.finish().code;
-            assert!(code == Some(0) || n == dead, "{code:?}");
+            let end = machine.finish();
+            assert!(end.code == Some(0) || n == dead, "{:?}", end.code);
+            let is_told = end
+                .stderr
+                .contains("a run was ended because its lock was lost");
+            let goes_on = n == dead && signal == Signal::STOP;
+            assert_eq!(is_told, goes_on, "{}", end.stderr);
         }
         assert_eq!(words(&ran).len(), 2);
     }

@@ -393,9 +393,15 @@ impl Scheduled {
         };
         let outcome = match held.run(working).await {
             Ok(outcome) => outcome,
-            // The machine that repeats the firing records the loss.
-            Err(_) if attempt <= self.retries => return held.release().await,
-            Err(lost) => Outcome::new("lost", lost.to_string()),
+            Err(loss) => {
+                let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
+                tracing::warn!(job, slot, attempt, %loss, "a run was ended because its lock was lost");
+                // The machine that repeats the firing records the loss.
+                if attempt <= self.retries {
+                    return held.release().await;
+                }
+                Outcome::new("lost", loss.to_string())
+            }
         };
         let of = attempt_key(millis(slot), attempt);
         self.finish(&held, &id, &of, &outcome.lines()).await;
