@@ -20,6 +20,7 @@ use self::crontab::Line;
 use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
 use crate::output::stderr::{detail, note, stderr};
+use crate::output::streams::STDOUT;
 use crate::process::signals::{Caught, Signals, discard_stop};
 use crate::store::args::StoreArgs;
 use crate::store::{self, WaitLimits};
@@ -28,6 +29,7 @@ use crate::threads::run_in_thread;
 
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
     let mut signals = Signals::catch_ending_and_stopping()?;
+    STDOUT.write_in_background();
     let jobs = read(cron).await?;
     let mut settings = Client::builder().label("redlatch cron");
     if let Some(watchdog) = cron.watchdog {

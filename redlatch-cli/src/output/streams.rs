@@ -14,6 +14,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ pub(crate) struct Stream {
     fd: fn() -> BorrowedFd<'static>,
     /// Whether it also writes in the background of a terminal at which that would stop this
     /// process (`stty tostop`).
-    writes_in_background: bool,
+    writes_in_background: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -54,7 +55,7 @@ impl Stream {
     const fn new(fd: fn() -> BorrowedFd<'static>, writes_in_background: bool) -> Stream {
         Stream {
             fd,
-            writes_in_background,
+            writes_in_background: AtomicBool::new(writes_in_background),
             state: Mutex::new(State {
                 queue: LineQueue::new(),
                 has_thread: false,
@@ -67,6 +68,11 @@ impl Stream {
     /// Starts the thread. Otherwise the first line starts it, when the system may have none left.
     pub(crate) fn start(&'static self) {
         self.start_thread(&mut self.lock());
+    }
+
+    /// Lets it write in the background, too. Before its first line.
+    pub(crate) fn write_in_background(&self) {
+        self.writes_in_background.store(true, Ordering::Relaxed);
     }
 
     /// Writes a message later, unless too many are waiting.
@@ -112,7 +118,7 @@ impl Stream {
     }
 
     fn write_forever(&self) {
-        if !self.writes_in_background {
+        if !self.writes_in_background.load(Ordering::Relaxed) {
             let _ = SigSet::from(Signal::SIGTTOU).thread_unblock();
         }
         loop {
