@@ -38,7 +38,7 @@ use crate::error::{Cause, Error};
 use crate::join::Boxed;
 use crate::step::{ErrorReply, ScriptReply};
 use crate::store::shared_oneshot::{self, Receiver};
-use crate::store::{ServerId, SharedSubscriber};
+use crate::store::{ServerId, SharedSubscriber, Subscriber};
 use crate::sync::Mutex;
 
 /// Limit of the commands without an answer on a connection, besides renewals and releases. A server
@@ -447,7 +447,7 @@ impl ReconnectingConnection {
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
             let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
-            live.resubscribe(&channels).await?;
+            live.resubscribe(&channels, &*self.subscriber).await?;
         }
         let address = established.address.clone();
         {
@@ -684,7 +684,7 @@ impl ReconnectingConnection {
 
     /// Stops using this connection. What was sent on it is still answered: else its callers would
     /// not know whether this server refused that. Returns whether it was in use.
-    fn leave(&self, live: &LiveConnection) -> bool {
+    pub(super) fn leave(&self, live: &LiveConnection) -> bool {
         let Some(dead) = self.detach(live.generation) else {
             return false;
         };
@@ -888,12 +888,17 @@ impl LiveConnection {
     }
 
     /// Restores subscriptions. One that is refused for good must affect neither the others nor the
-    /// connection.
-    async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
+    /// connection. Its waiters ask again, and learn why.
+    async fn resubscribe(
+        &self,
+        channels: &[&str],
+        subscriber: &dyn Subscriber,
+    ) -> Result<(), ExchangeError> {
         if self.refused(channels).await?.is_some() {
             for channel in channels {
                 if let Some(error) = self.refused(&[channel]).await? {
                     tracing::warn!(%channel, %error, "a subscription was refused");
+                    subscriber.on_unsubscribed(channel);
                 }
             }
         }
@@ -1074,9 +1079,13 @@ mod tests {
 
     /// Waits until the server has this number of subscribers of `c`.
     async fn until_subscribed(server: &Server, subscribers: u32) {
+        until_subscribed_to(server, "c", subscribers).await;
+    }
+
+    async fn until_subscribed_to(server: &Server, channel: &str, subscribers: u32) {
         let subscribers_of = || {
             server
-                .command::<(String, u32)>(&["PUBSUB", "NUMSUB", "c"])
+                .command::<(String, u32)>(&["PUBSUB", "NUMSUB", channel])
                 .1
         };
         within_limit(async {
@@ -1205,6 +1214,32 @@ mod tests {
         proxy.refuse(None);
         pubsub.get_or_connect().await.unwrap();
         until_subscribed(&server, 1).await;
+    }
+
+    /// The user's channels have changed. Else the waiter would sleep until the lease that it knows ends.
+    #[tokio::test]
+    async fn waiter_learns_that_its_subscription_is_refused_later() {
+        let server = Server::start();
+        let command = ["SUBSCRIBE", "redisson_lock__channel:{refused}"];
+        let proxy = RefusingProxy::start(&server, &command, "").await;
+        proxy.refuse(None);
+        let holder = Client::connect(&server.url()).await.unwrap();
+        let request = holder
+            .lock("refused")
+            .lock()
+            .lease(Duration::from_secs(600));
+        let _held = request.await.unwrap();
+        let client = proxy.client().await;
+        let (lock, pubsub) = (client.lock("refused"), pubsub_of(&client));
+        let waiting = tokio::spawn(async move { lock.lock().await.map(|_| ()) });
+        until_subscribed_to(&server, command[1], 1).await;
+        proxy.refuse(Some("NOPERM no permissions to access a channel"));
+        let live = pubsub.get_or_connect().await.unwrap();
+        pubsub.discard(&live);
+        let limit = Duration::from_secs(30);
+        let refused = tokio::time::timeout(limit, waiting).await.unwrap();
+        let refused = refused.unwrap().unwrap_err();
+        assert!(matches!(refused, Error::NotPermitted { .. }), "{refused:?}");
     }
 
     /// Else each would leave a subscription to end, and that command needs no room.

@@ -449,6 +449,11 @@ impl<'a> CommandRequest<'a> {
                 connection.leave_replica(live);
                 ExchangeError::NotMaster(self.topology.explain_replica(message))
             }
+            // A login that has expired: the next connection logs in again.
+            failure @ ExchangeError::Permanent(Error::AuthenticationFailed { .. }) => {
+                connection.leave(live);
+                failure
+            }
             // The step must be divided, so its caller has to repeat it.
             ExchangeError::Permanent(_) if is_cross_slot(error) && !self.by_slot => {
                 self.topology.use_slots();
@@ -722,8 +727,28 @@ impl Drop for CancelOnDrop<'_> {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::refusing_proxy::{RefusingProxy, attempt};
+    use super::super::refusing_proxy::{RefusingProxy, attempt, redis_of};
     use super::*;
+    use crate::Client;
+
+    /// A proxy or a managed server may end a login, and leave the connection open.
+    #[tokio::test]
+    async fn login_that_has_ended_is_repeated_on_a_new_connection() {
+        let server = Server::start();
+        let () = server.command(&["ACL", "SETUSER", "w", "on", ">p", "~*", "&*", "+@all"]);
+        let url = server.url().replace("redis://", "redis://w:p@");
+        let client = Client::connect(&url).await.unwrap();
+        let node = redis_of(&client).topology.only_node().unwrap();
+        let live = node.attempts.get_or_connect().await.unwrap();
+        let () = server.command(&["CONFIG", "SET", "requirepass", "other"]);
+        live.query(&Cmd::of(&["RESET"])).await.unwrap();
+        let refused = client.lock("a").try_lock().await.unwrap_err();
+        assert!(
+            matches!(refused, Error::AuthenticationFailed { .. }),
+            "{refused:?}"
+        );
+        assert!(client.lock("a").try_lock().await.unwrap().is_some());
+    }
 
     /// The subscription is refused for now, and the step behind it is executed.
     #[tokio::test]

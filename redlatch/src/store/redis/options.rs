@@ -65,7 +65,8 @@ pub enum ReplicaSync {
     #[default]
     All,
     /// Requires as many connected replicas as make, with the master, more than half of all of these servers. With a
-    /// single server it is off if no replica is connected when the client connects.
+    /// single server it is off if no replica is connected when the client connects. A master that has lost all of its
+    /// replicas grants locks: only `AtLeast` prevents that.
     Majority,
     /// Requires this number of replicas, even if fewer are connected: nothing can be acquired then. So a
     /// master that was cut off from its replicas grants no locks.

@@ -9,11 +9,11 @@ use std::fmt;
 
 use crate::step::{Arg, ErrorReply, ScriptReply};
 
-/// Limit of one text: that of Redis (`proto-max-bulk-len`).
-const MAX_TEXT: usize = 512 * 1024 * 1024;
+/// Limit of one reply in memory, in bytes. The longest that are asked for, pages of keys, have a thousandth of that.
+const MAX_REPLY: usize = 128 * 1024 * 1024;
 
-/// Limit of the elements of a list: that of Redis.
-const MAX_ELEMENTS: usize = i32::MAX as usize;
+/// Limit of the elements of a list.
+const MAX_ELEMENTS: usize = MAX_REPLY / size_of::<ScriptReply>();
 
 /// Limit of a line: of an error, a number or a length.
 const MAX_LINE: usize = 64 * 1024;
@@ -193,6 +193,8 @@ impl fmt::Display for Malformed {
 pub(in super::super) struct Decoder {
     /// The lists that are not complete, the outermost first.
     open: Vec<OpenList>,
+    /// What the current reply needs in memory so far, in bytes.
+    size: usize,
 }
 
 #[derive(Debug)]
@@ -231,6 +233,10 @@ impl Decoder {
                 return Ok(None);
             };
             *at += length;
+            self.size += length + size_of::<ScriptReply>();
+            if self.size > MAX_REPLY {
+                return Err(malformed("a reply that is too large", rest));
+            }
             let mut value = match element {
                 Element::Value(value) => value,
                 Element::List(ListKind::Attribute, 0) => continue,
@@ -252,6 +258,7 @@ impl Decoder {
             };
             loop {
                 let Some(list) = self.open.last_mut() else {
+                    self.size = 0;
                     return Ok(Some(Frame::Reply(value)));
                 };
                 list.elements.push(value);
@@ -264,7 +271,10 @@ impl Decoder {
                 };
                 match complete.kind {
                     ListKind::List => value = ScriptReply::List(complete.elements),
-                    ListKind::Push => return Ok(Some(Frame::Push(complete.elements))),
+                    ListKind::Push => {
+                        self.size = 0;
+                        return Ok(Some(Frame::Push(complete.elements)));
+                    }
                     ListKind::Attribute => break,
                 }
             }
@@ -308,7 +318,7 @@ fn element(bytes: &[u8]) -> Result<Option<(Element, usize)>, Malformed> {
         },
         _ => {
             let (list, each, limit) = match kind {
-                b'$' | b'!' | b'=' => (None, 1, MAX_TEXT),
+                b'$' | b'!' | b'=' => (None, 1, MAX_REPLY),
                 // The elements of a map are its names and values in turn, as in RESP2.
                 b'%' => (Some(ListKind::List), 2, MAX_ELEMENTS),
                 b'|' => (Some(ListKind::Attribute), 2, MAX_ELEMENTS),
@@ -507,12 +517,26 @@ mod tests {
     #[test]
     fn claimed_lengths_allocate_nothing() {
         let mut decoder = Decoder::default();
-        let bytes = b"*2147483647\r\n:1\r\n$536870912\r\nabc";
+        let bytes = b"*1000000\r\n:1\r\n$100000000\r\nabc";
         assert_eq!(decoder.decode(bytes, &mut 0), Ok(None));
         let [open] = &*decoder.open else {
             panic!("one list is open");
         };
         assert!(open.elements.capacity() <= INITIAL_ELEMENTS);
+    }
+
+    #[test]
+    fn size_of_a_reply_is_limited() {
+        let many = "*1000000\r\n".to_owned() + &"*1\r\n:1\r\n".repeat(1_000_000);
+        assert_eq!(decode_all(many.as_bytes()).unwrap().len(), 1);
+        // Each reply has its own limit.
+        assert_eq!(decode_all(many.repeat(3).as_bytes()).unwrap().len(), 3);
+        let nested = "*3\r\n".to_owned() + &many.repeat(3);
+        let error = decode_all(nested.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("a reply that is too large"), "{error}");
+        let text = format!("${MAX_REPLY}\r\n{}\r\n", "x".repeat(MAX_REPLY));
+        let error = decode_all(text.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("a reply that is too large"), "{error}");
     }
 
     proptest! {

@@ -352,7 +352,8 @@ impl Pipeline {
                     let error = Some(error);
                     self.expected.push_front(Expected::End { slot, error });
                 }
-                (ScriptReply::List(_), error) => {
+                // Only what HELLO answers: else all later replies would be taken for others.
+                (ScriptReply::List(list), error) if is_greeting(&list) => {
                     let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
                     self.answer(slot, Some(reply));
                 }
@@ -550,6 +551,12 @@ impl ScriptQueue {
 /// Returns whether this is a message of this kind.
 fn is_of_kind(message: &[ScriptReply], kind: &str) -> bool {
     message.first().and_then(ScriptReply::as_text) == Some(kind)
+}
+
+/// Returns whether these are the names and values that HELLO answers with.
+fn is_greeting(list: &[ScriptReply]) -> bool {
+    let mut names = list.iter().step_by(2);
+    names.any(|name| name.as_text() == Some("server"))
 }
 
 #[cfg(test)]
@@ -915,13 +922,35 @@ mod tests {
             if let Some(error) = error.clone() {
                 assert!(receive(&mut pipeline, ScriptReply::Error(error)).is_empty());
             }
-            let hello = ScriptReply::List(Vec::new());
-            assert_eq!(receive(&mut pipeline, hello), [slot]);
+            assert_eq!(receive(&mut pipeline, greeting()), [slot]);
             let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
             assert_eq!(pipeline.take(slot).unwrap().reply, Some(reply));
             pipeline.confirm(&["ssubscribe", "d"].map(ScriptReply::from));
             assert_eq!(pipeline.answered, [later]);
         }
+    }
+
+    fn greeting() -> ScriptReply {
+        ScriptReply::List(
+            ["server", "redis", "proto", "3"]
+                .map(ScriptReply::from)
+                .into(),
+        )
+    }
+
+    /// HELLO itself is refused, so the error is taken for that of the end of a subscription.
+    #[test]
+    fn list_of_another_command_does_not_answer_the_end_of_a_subscription() {
+        let mut pipeline = Pipeline::default();
+        let end = Cmd::of(&["UNSUBSCRIBE", "b"]);
+        pipeline.send(&end, Expects::End, Instant::now());
+        pipeline.send(&Cmd::of(&["SCAN", "0"]), Expects::Reply, Instant::now());
+        pipeline.confirm(&["unsubscribe", "b"].map(ScriptReply::from));
+        let refused = ScriptReply::error("ERR unknown command");
+        assert!(receive(&mut pipeline, refused).is_empty());
+        let keys = ScriptReply::List(["0", "a"].map(ScriptReply::from).into());
+        let error = pipeline.receive(keys, Instant::now()).unwrap_err();
+        assert!(error.to_string().contains("does not fit"), "{error}");
     }
 
     #[test]
