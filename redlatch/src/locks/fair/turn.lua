@@ -95,7 +95,7 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
         redis.call('HDEL', KEYS[5], owner)
     else
         local kept = redis.call('PTTL', KEYS[5])
-        redis.call('HSET', KEYS[5], owner, lease .. ':' .. number .. ':' .. KEYS[1])
+        redis.call('HSET', KEYS[5], owner, lease .. ':' .. number .. ':' .. announced_object())
         -- Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
         if kept < lease then
             expire(KEYS[5], lease)

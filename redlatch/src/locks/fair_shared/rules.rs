@@ -206,3 +206,54 @@ pub(super) fn renew(
     }
     Ok(renewed)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::super::read_write::sides;
+    use super::super::semaphore::permits;
+    use super::*;
+    use crate::hold::AcquireParams;
+    use crate::step::differential::hold_with;
+
+    /// They have one queue. The waiter behind the head is woken, and its request is refused.
+    #[test]
+    fn waiter_of_another_kind_is_not_granted_the_object() {
+        let (read, _) = sides("", "name");
+        let semaphore = permits("", "name", 1, 3);
+        let hold = |owner: &str, reads| match reads {
+            true => hold_with(owner.into(), read.clone()),
+            false => hold_with([owner, "#1"].concat(), semaphore.clone()),
+        };
+        for reads in [true, false] {
+            let mut keyspace = Keyspace::new(Instant::now());
+            let request = |keyspace: &mut Keyspace, hold: &Hold| {
+                keyspace.set_subscriber_count(hold.waiter_channel.as_deref().unwrap(), 1);
+                let params = AcquireParams {
+                    waits: true,
+                    request_number: 7,
+                    ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+                };
+                hold.kind.acquire(params).apply(keyspace)
+            };
+            let waits = |keyspace: &mut Keyspace, hold: &Hold| {
+                assert!(matches!(request(keyspace, hold), Ok(Outcome::Wait(_))));
+            };
+            let [head, other] = [hold("one", reads), hold("two", !reads)];
+            let queue = &mut FairQueue::new(&mut keyspace, &read.keys);
+            queue.push_front(&head.field, i64::MAX / 2).unwrap();
+            waits(&mut keyspace, &other);
+            keyspace.take_published();
+            assert_eq!(request(&mut keyspace, &head), Ok(Outcome::ACQUIRED));
+            let published = keyspace.take_published();
+            let published: Vec<_> = published
+                .iter()
+                .map(|it| (&*it.channel, it.payload))
+                .collect();
+            assert_eq!(published, [(other.waiter_channel.as_deref().unwrap(), 0)]);
+            let refused = request(&mut keyspace, &other).unwrap_err();
+            assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+        }
+    }
+}
