@@ -125,6 +125,8 @@ struct QueueState {
     dropped: bool,
     /// How long a free object is reserved for the head, in milliseconds.
     reservation: i64,
+    /// How long an absent head keeps its position, in milliseconds, if the object is free for it or for the requesting owner.
+    kept_for: Option<i64>,
     /// How many waiters before the requesting owner are absent.
     absent_before: usize,
 }
@@ -613,6 +615,7 @@ impl<'a> FairQueue<'a> {
             left,
             dropped,
             reservation: grace.min(MAX_RESERVATION),
+            kept_for: None,
             absent_before: 0,
         };
         // An object that several owners may hold can be free for this owner, but not for the head.
@@ -639,7 +642,9 @@ impl<'a> FairQueue<'a> {
                 continue;
             }
             if is_head && let Some(kept_until) = kept_until {
-                state.reservation = state.reservation.min(kept_until - now);
+                let kept_for = kept_until - now;
+                state.reservation = state.reservation.min(kept_for);
+                state.kept_for = Some(kept_for);
             }
             let is_requester = waiter == owner;
             state.head.get_or_insert(waiter);
@@ -714,10 +719,14 @@ impl<'a> FairQueue<'a> {
         }
         // A waiter is woken when its turn comes. If no client wakes it, because the holder or the
         // waiters before it died, it retries when the lease ends, or, if the lock is free, when the
-        // head has had time to take its turn.
+        // head has had time to take its turn. Or when an absent head is dropped, behind which the object
+        // is free for this one.
         let distance =
             i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
-        let base = remaining.unwrap_or(state.reservation);
+        let base = match remaining {
+            None => state.reservation,
+            Some(left) => left.min(state.kept_for.unwrap_or(left)),
+        };
         let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut retry_after = retry_after.min(max_sleep);
         // It also retries when the waiter before it times out. If that waiter's timeout was lost,

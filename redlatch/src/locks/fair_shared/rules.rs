@@ -209,12 +209,16 @@ pub(super) fn renew(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::time::Instant;
 
+    use super::super::FairShared;
     use super::super::read_write::sides;
     use super::super::semaphore::permits;
     use super::*;
     use crate::hold::AcquireParams;
+    use crate::locks::fair::FairTimes;
     use crate::step::differential::hold_with;
 
     /// They have one queue. The waiter behind the head is woken, and its request is refused.
@@ -254,6 +258,42 @@ mod tests {
             assert_eq!(published, [(other.waiter_channel.as_deref().unwrap(), 0)]);
             let refused = request(&mut keyspace, &other).unwrap_err();
             assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+        }
+    }
+
+    /// The grace period of the writer begins with the request of the reader behind it, although others read.
+    #[test]
+    fn reader_behind_a_dead_writer_retries_after_its_grace_period() {
+        for grace in [100, 1000, 4000] {
+            let grace = Duration::from_millis(grace);
+            let (read, write) = sides("", "name");
+            let times = FairTimes {
+                grace_period: grace,
+                ..FairTimes::default()
+            };
+            let reader = |owner: &str| {
+                let kind = FairShared {
+                    times,
+                    ..read.clone()
+                };
+                hold_with(owner.into(), kind)
+            };
+            let mut keyspace = Keyspace::new(Instant::now());
+            let mut request = |hold: &Hold, waited| {
+                keyspace.now += waited;
+                let params = AcquireParams {
+                    waits: true,
+                    ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+                };
+                hold.kind.acquire(params).apply(&mut keyspace).unwrap()
+            };
+            let dead = hold_with(writer_field("two"), write.clone());
+            let no_time = Duration::ZERO;
+            assert_eq!(request(&reader("one"), no_time), Outcome::ACQUIRED);
+            assert!(matches!(request(&dead, no_time), Outcome::Wait(_)));
+            let kept = Outcome::Wait(Expiry::In(grace));
+            assert_eq!(request(&reader("three"), Duration::from_secs(6)), kept);
+            assert_eq!(request(&reader("three"), grace), Outcome::ACQUIRED);
         }
     }
 }
