@@ -249,8 +249,12 @@ pub(crate) enum To {
         /// Number of this client's subscriptions to the object's channel. `None`: others are not counted.
         own_subscriptions: Option<u32>,
     },
-    /// A ticket, or the owner that adopts one, unless the owner was asked to release the object.
+    /// A ticket, unless the owner was asked to release the object.
     Ticket,
+    /// The owner that adopts a ticket, unless the ticket was asked for.
+    Adopter,
+    /// A ticket whose adoption did not succeed, in any case. If the adopter was asked to release the object, the ticket is.
+    ReturnedTicket,
     /// An owner that keeps the object after the release of this one, in any case.
     Keeper,
 }

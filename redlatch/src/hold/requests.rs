@@ -88,6 +88,17 @@ pub(crate) fn record(
     Ok(())
 }
 
+/// Makes a request for the owner of a hold one for its successor, which has this lease.
+pub(crate) fn move_to(keyspace: &mut Keyspace, hold: &Hold, successor: &str, lease: Duration) {
+    let key = hold.object.requests_key();
+    if let Ok(Some(mut requests)) = keyspace.find::<Requests>(&key)
+        && let Some(limit) = requests.value.remove(&*hold.field)
+    {
+        requests.value.insert(successor.to_owned(), limit);
+        requests.extend_to(lease + GRACE);
+    }
+}
+
 /// Returns an error if a request cannot have this limit.
 pub(crate) fn check_limit(limit: Duration) -> Result<()> {
     match limit > MAX_LEASE {

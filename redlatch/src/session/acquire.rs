@@ -251,7 +251,7 @@ impl<'r> RequestedHold<'r> {
             let mut state = hold.state();
             state.period.longest = state.period.longest.max(self.terms.lease.duration());
         }
-        self.hold_ref.session.watchdog.watch(hold);
+        self.hold_ref.session.guard_added(hold);
         Some(end)
     }
 

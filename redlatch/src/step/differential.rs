@@ -252,7 +252,12 @@ impl HandoffMove {
 
     /// Returns handoffs of three owners to tickets and keepers, one of them the successor of earlier ones.
     pub(crate) fn to_no_waiter() -> impl Strategy<Value = HandoffMove> {
-        let to = prop_oneof![Just(To::Ticket), Just(To::Keeper)];
+        let to = prop::sample::select(vec![
+            To::Ticket,
+            To::Adopter,
+            To::ReturnedTicket,
+            To::Keeper,
+        ]);
         let parts = (0..3u8, 0..4u8, 1..4u32, to);
         parts.prop_map(|(from, successor, lease, to)| HandoffMove {
             from,

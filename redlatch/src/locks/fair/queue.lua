@@ -6,7 +6,7 @@
 -- KEYS[3]  the timeouts: sorted set owner -> timestamp in ms until which the owner keeps its turn
 -- KEYS[4]  the absent waiters: sorted set owner -> timestamp in ms until which a disconnected waiter keeps
 --          its position
--- KEYS[5]  the announcements: hash owner -> 'lease in ms:number of the request:KEYS[1]', of waiters that accept a grant
+-- KEYS[5]  the announcements: hash owner -> 'lease in ms:number of the request:object', of waiters that accept a grant
 --
 -- The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 -- is its own wait time later than the one before it.
@@ -19,13 +19,19 @@
 -- position, even if it was recorded before. The timeouts, by which Redisson drops waiters, do not change.
 --
 -- An announcement is that of the owner's latest request, and leaves the queue with the owner. A release
--- grants the lock to a head that has one. It names the lock, because the locks `a` and `{a}` have the same queue.
+-- grants the lock to a head that has one. It names the lock, because the locks `a` and `{a}` have the same queue, and so have
+-- objects of different kinds that several owners may hold.
 
 -- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
 local MAX_SLEEP, STAGGER = 5000, 10
 
 -- The remaining lease of the lock in ms, as far as this step knows; nil: it is free.
 local lock_left
+
+-- Returns the object as announcements name it.
+local announced_object = function()
+    return KEYS[1]
+end
 
 -- Returns the ms after which the object is free for this waiter, unless its holders renew their leases; nil: it is free now.
 local left_for = function()
@@ -178,9 +184,9 @@ local function serve(channel, head, now, lease)
             end
             return
         end
-        local asked, number, key = string.match(announced or '', '^(%d+):(%d+):(.*)$')
+        local asked, number, object = string.match(announced or '', '^(%d+):(%d+):(.*)$')
         -- Not the reply of PUBLISH: it excludes subscribers at replicas and other nodes, which receive the message.
-        if key ~= KEYS[1] or not is_connected(channel, head) then
+        if object ~= announced_object() or not is_connected(channel, head) then
             return not wake_head(channel) and head or nil
         end
         lease = tonumber(asked)

@@ -11,8 +11,8 @@
 //! - *A message without a hold.* The script counts the subscribers, writes the hold, and publishes
 //!   last. It does not go by the reply of PUBLISH, which omits subscribers at replicas and other
 //!   nodes. Mutant `grant-without-receiver`.
-//! - *A grant of another lock.* The locks `a` and `{a}` have one queue. An announcement names its
-//!   lock.
+//! - *A grant of another lock.* The locks `a` and `{a}` have one queue, and so have a fair semaphore
+//!   and a fair read-write lock of one name. An announcement names its object and the kind.
 //! - *A grant that is out of date.* The waiter accepts only the number of its own request, if that
 //!   is the latest step for its owner and was sent once (`session/acquire`). Each attempt and each
 //!   release clears the number first. A message of a former connection grants nothing. Mutants
@@ -125,6 +125,8 @@ struct QueueState {
     dropped: bool,
     /// How long a free object is reserved for the head, in milliseconds.
     reservation: i64,
+    /// How long an absent head keeps its position, in milliseconds, if the object is free for it or for the requesting owner.
+    kept_for: Option<i64>,
     /// How many waiters before the requesting owner are absent.
     absent_before: usize,
 }
@@ -295,11 +297,21 @@ impl<'a> FairQueue<'a> {
         Ok(next)
     }
 
+    /// Returns the object as announcements name it.
+    fn announced_object(&self) -> String {
+        let key = self.keys.object.key();
+        match self.total {
+            None => key.to_owned(),
+            Some(total) => [holders::mode_of(total), ":", key].concat(),
+        }
+    }
+
     /// Announces the lease and the number of an owner's request, so that the lock can be granted to it.
     pub(super) fn announce(&mut self, owner: &str, lease: Lease, number: i64) -> Result<()> {
         let key = &self.keys.announcements;
+        let object = self.announced_object();
+        let announcement = format!("{}:{number}:{object}", lease.millis());
         let announcements: &mut BTreeMap<_, _> = self.keyspace.find_or_create(key)?;
-        let announcement = format!("{}:{number}:{}", lease.millis(), self.keys.object.key());
         announcements.insert(owner.to_owned(), announcement);
         // Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
         if let Some(mut key) = self.keyspace.find::<BTreeMap<String, String>>(key)? {
@@ -317,19 +329,19 @@ impl<'a> FairQueue<'a> {
         Ok(())
     }
 
-    /// Returns the lease, the number and the key of the lock that an owner has announced.
+    /// Returns the lease, the number and the object that an owner has announced.
     fn announcement(&mut self, owner: &str) -> Result<Option<(Lease, i64, String)>> {
         let announcements = self.keyspace.find(&self.keys.announcements)?;
         let announcements = announcements.map(|key: FoundKey<'_, BTreeMap<_, String>>| key.value);
         let announced = announcements.and_then(|announcements| announcements.get(owner));
         Ok(announced.and_then(|announced| {
             let (lease, rest) = announced.split_once(':')?;
-            let (number, key) = rest.split_once(':')?;
+            let (number, object) = rest.split_once(':')?;
             let lease = Duration::from_millis(lease.parse().ok()?);
             Some((
                 Lease::new(lease).ok()?,
                 number.parse().ok()?,
-                key.to_owned(),
+                object.to_owned(),
             ))
         }))
     }
@@ -337,8 +349,7 @@ impl<'a> FairQueue<'a> {
     /// Serves the queue from its head on: grants the object to each waiter for which it is free, if the waiter has announced
     /// its lease and is connected. The message is the number of its request, and is published only after the hold was
     /// written: the client that receives it holds the object. Wakes the first one that has to request it. Returns that one
-    /// if it did not receive the message. An announcement names the object, because the locks `a` and `{a}` have the same
-    /// queue. `lease`: of the owner that has just acquired the object, if this step did that.
+    /// if it did not receive the message. `lease`: of the owner that has just acquired the object, if this step did that.
     fn serve(
         &mut self,
         mut head: Option<String>,
@@ -356,7 +367,7 @@ impl<'a> FairQueue<'a> {
                 return Ok(None);
             }
             let granted = announced
-                .filter(|(_, _, key)| key == self.keys.object.key() && self.is_connected(&next));
+                .filter(|(_, _, it)| *it == self.announced_object() && self.is_connected(&next));
             let Some((asked, number, _)) = granted else {
                 return Ok((!self.wake_head()?).then_some(next));
             };
@@ -604,6 +615,7 @@ impl<'a> FairQueue<'a> {
             left,
             dropped,
             reservation: grace.min(MAX_RESERVATION),
+            kept_for: None,
             absent_before: 0,
         };
         // An object that several owners may hold can be free for this owner, but not for the head.
@@ -630,7 +642,9 @@ impl<'a> FairQueue<'a> {
                 continue;
             }
             if is_head && let Some(kept_until) = kept_until {
-                state.reservation = state.reservation.min(kept_until - now);
+                let kept_for = kept_until - now;
+                state.reservation = state.reservation.min(kept_for);
+                state.kept_for = Some(kept_for);
             }
             let is_requester = waiter == owner;
             state.head.get_or_insert(waiter);
@@ -705,10 +719,14 @@ impl<'a> FairQueue<'a> {
         }
         // A waiter is woken when its turn comes. If no client wakes it, because the holder or the
         // waiters before it died, it retries when the lease ends, or, if the lock is free, when the
-        // head has had time to take its turn.
+        // head has had time to take its turn. Or when an absent head is dropped, behind which the object
+        // is free for this one.
         let distance =
             i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
-        let base = remaining.unwrap_or(state.reservation);
+        let base = match remaining {
+            None => state.reservation,
+            Some(left) => left.min(state.kept_for.unwrap_or(left)),
+        };
         let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut retry_after = retry_after.min(max_sleep);
         // It also retries when the waiter before it times out. If that waiter's timeout was lost,

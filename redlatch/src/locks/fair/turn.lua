@@ -22,6 +22,8 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
     local left = left_for(head or owner)
     -- How long a free lock is reserved for the head, and how many waiters before this owner are absent.
     local reservation, absent_before = math.min(grace, 1000), 0
+    -- How long an absent head keeps its position.
+    local kept_for
     -- An object that several owners may hold can be free for this owner, but not for the head.
     if head and head ~= owner and not (left and left_for(owner)) and is_connected(channel, head) == false then
         local owners, absent = record_absences(channel, now, grace, owner)
@@ -36,7 +38,8 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
             else
                 if not head then
                     head = waiter
-                    reservation = math.min(reservation, (kept_until or now + reservation) - now)
+                    kept_for = kept_until and kept_until - now
+                    reservation = math.min(reservation, kept_for or reservation)
                 end
                 if waiter == owner then
                     break
@@ -95,7 +98,7 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
         redis.call('HDEL', KEYS[5], owner)
     else
         local kept = redis.call('PTTL', KEYS[5])
-        redis.call('HSET', KEYS[5], owner, lease .. ':' .. number .. ':' .. KEYS[1])
+        redis.call('HSET', KEYS[5], owner, lease .. ':' .. number .. ':' .. announced_object())
         -- Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
         if kept < lease then
             expire(KEYS[5], lease)
@@ -110,9 +113,10 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
 
     -- A waiter is woken when its turn comes. This covers the case that no client wakes it, because the
     -- holder or the waiters before it died: it retries when the lease ends, or when the head had time
-    -- to take its turn. Waiters further back retry a little later each, so that a long queue does not
-    -- retry all at once.
-    local retry_after = math.min(wait, (free and reservation or left) + (position - absent_before) * STAGGER, max_sleep)
+    -- to take its turn, or when an absent head is dropped, behind which the object is free for this one.
+    -- Waiters further back retry a little later each, so that a long queue does not retry all at once.
+    local next_turn = free and reservation or math.min(left, kept_for or left)
+    local retry_after = math.min(wait, next_turn + (position - absent_before) * STAGGER, max_sleep)
     local earlier_timeout
     while position > 0 and not earlier_timeout do
         -- If timeouts were lost, the timeout of the waiter before this one may be missing: then use the

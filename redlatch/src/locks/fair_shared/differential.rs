@@ -23,6 +23,8 @@ use crate::step::differential::{
 #[derive(Debug, Clone)]
 enum Move {
     Acquire(AcquireMove),
+    /// An acquisition of an object of the other kind.
+    AcquireOther(AcquireMove),
     /// An acquisition by the head of the queue, so that histories make progress.
     AcquireAsHead(AcquireMove),
     /// So many parties ask for the object in turn, beginning with this one, so that a queue forms.
@@ -88,6 +90,7 @@ fn moves() -> impl Strategy<Value = Move> {
     ];
     prop_oneof![
         30 => args.clone().prop_map(Move::Acquire),
+        3 => args.clone().prop_map(Move::AcquireOther),
         18 => args.prop_map(Move::AcquireAsHead),
         8 => (party.clone(), 2..PARTIES).prop_map(|(first, number)| Move::Gather { first, number }),
         8 => (party.clone(), 0..3u32, 0..4u32)
@@ -124,6 +127,13 @@ enum Object {
 }
 
 impl Object {
+    fn other(self) -> Object {
+        match self {
+            Object::ReadWriteLock => Object::Semaphore,
+            Object::Semaphore => Object::ReadWriteLock,
+        }
+    }
+
     /// Returns the hold of a party. Of a lock, the last two are writers, one of which may also read. Of a semaphore with three
     /// permits, some want several.
     fn hold(self, party: u8, wait_time: u32) -> Hold {
@@ -213,8 +223,12 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
     let has_subscribed = RefCell::new(false);
     let subscribe = async |harness: &mut Differential, parties: u8| {
         let channels = (0..PARTIES).filter(|party| parties & (1 << party) != 0);
-        let channel = |party| hold(party, 1).waiter_channel.unwrap().into_string();
-        harness.subscribe_only(channels.map(channel)).await;
+        let of_both = |party| [object, object.other()].map(|object| object.hold(party, 1));
+        let channels = channels.flat_map(of_both).map(|hold| {
+            let channel = hold.waiter_channel.unwrap();
+            channel.into_string()
+        });
+        harness.subscribe_only(channels).await;
     };
     assert_equivalent(moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
@@ -266,6 +280,9 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                     (Some(Outcome::Done(_)), None) if held.len() > 1 => record("several held it"),
                     _ => {}
                 }
+            }
+            Move::AcquireOther(args) => {
+                acquire(harness, object.other(), args, args.party).await;
             }
             Move::AcquireAsHead(args) => {
                 if let Some(head) = at(0)

@@ -50,6 +50,10 @@ local function load_holders(permits)
     end
 end
 
+announced_object = function()
+    return own_mode .. ':' .. KEYS[1]
+end
+
 reserve = function(field, lease)
     held = held + (ends[field] and 0 or permits_of(field))
     ends[field] = math.max(ends[field] or 0, now_rounded_up + lease)

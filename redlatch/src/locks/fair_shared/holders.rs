@@ -22,7 +22,7 @@ pub(crate) const UNLIMITED: u32 = u32::MAX;
 const MODES: [&str; 2] = ["fair_rwlock", "fair_semaphore"];
 
 /// Returns the value of the field `mode` of an object with so many permits.
-fn mode_of(total: u32) -> &'static str {
+pub(crate) fn mode_of(total: u32) -> &'static str {
     MODES[usize::from(total != UNLIMITED)]
 }
 

@@ -206,3 +206,94 @@ pub(super) fn renew(
     }
     Ok(renewed)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    use super::super::FairShared;
+    use super::super::read_write::sides;
+    use super::super::semaphore::permits;
+    use super::*;
+    use crate::hold::AcquireParams;
+    use crate::locks::fair::FairTimes;
+    use crate::step::differential::hold_with;
+
+    /// They have one queue. The waiter behind the head is woken, and its request is refused.
+    #[test]
+    fn waiter_of_another_kind_is_not_granted_the_object() {
+        let (read, _) = sides("", "name");
+        let semaphore = permits("", "name", 1, 3);
+        let hold = |owner: &str, reads| match reads {
+            true => hold_with(owner.into(), read.clone()),
+            false => hold_with([owner, "#1"].concat(), semaphore.clone()),
+        };
+        for reads in [true, false] {
+            let mut keyspace = Keyspace::new(Instant::now());
+            let request = |keyspace: &mut Keyspace, hold: &Hold| {
+                keyspace.set_subscriber_count(hold.waiter_channel.as_deref().unwrap(), 1);
+                let params = AcquireParams {
+                    waits: true,
+                    request_number: 7,
+                    ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+                };
+                hold.kind.acquire(params).apply(keyspace)
+            };
+            let waits = |keyspace: &mut Keyspace, hold: &Hold| {
+                assert!(matches!(request(keyspace, hold), Ok(Outcome::Wait(_))));
+            };
+            let [head, other] = [hold("one", reads), hold("two", !reads)];
+            let queue = &mut FairQueue::new(&mut keyspace, &read.keys);
+            queue.push_front(&head.field, i64::MAX / 2).unwrap();
+            waits(&mut keyspace, &other);
+            keyspace.take_published();
+            assert_eq!(request(&mut keyspace, &head), Ok(Outcome::ACQUIRED));
+            let published = keyspace.take_published();
+            let published: Vec<_> = published
+                .iter()
+                .map(|it| (&*it.channel, it.payload))
+                .collect();
+            assert_eq!(published, [(other.waiter_channel.as_deref().unwrap(), 0)]);
+            let refused = request(&mut keyspace, &other).unwrap_err();
+            assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+        }
+    }
+
+    /// The grace period of the writer begins with the request of the reader behind it, although others read.
+    #[test]
+    fn reader_behind_a_dead_writer_retries_after_its_grace_period() {
+        for grace in [100, 1000, 4000] {
+            let grace = Duration::from_millis(grace);
+            let (read, write) = sides("", "name");
+            let times = FairTimes {
+                grace_period: grace,
+                ..FairTimes::default()
+            };
+            let reader = |owner: &str| {
+                let kind = FairShared {
+                    times,
+                    ..read.clone()
+                };
+                hold_with(owner.into(), kind)
+            };
+            let mut keyspace = Keyspace::new(Instant::now());
+            let mut request = |hold: &Hold, waited| {
+                keyspace.now += waited;
+                let params = AcquireParams {
+                    waits: true,
+                    ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+                };
+                hold.kind.acquire(params).apply(&mut keyspace).unwrap()
+            };
+            let dead = hold_with(writer_field("two"), write.clone());
+            let no_time = Duration::ZERO;
+            assert_eq!(request(&reader("one"), no_time), Outcome::ACQUIRED);
+            assert!(matches!(request(&dead, no_time), Outcome::Wait(_)));
+            let kept = Outcome::Wait(Expiry::In(grace));
+            assert_eq!(request(&reader("three"), Duration::from_secs(6)), kept);
+            assert_eq!(request(&reader("three"), grace), Outcome::ACQUIRED);
+        }
+    }
+}

@@ -7,10 +7,11 @@
 -- ARGV[2]  channel
 -- ARGV[3]  the successor, which has no other hold of the lock
 -- ARGV[4]  its lease in ms
--- ARGV[5]  what it is: 'waiter' of the same client; 'ticket', or an owner that adopts one; 'keeper', which no request has, or
---          a ticket that was not adopted in the end
+-- ARGV[5]  what it is: 'waiter' of the same client; 'ticket'; 'adopter' of one; 'returned', a ticket that was not adopted in
+--          the end; 'keeper', which no request has
 -- ARGV[6]  number of fields of the hash if no other hold is in it; 0: other holds may be in it
--- ARGV[7]  the requests to release the lock: sorted set with the owners that were asked; empty: they do not count
+-- ARGV[7]  the requests to release the lock: sorted set owner -> timestamp in ms until which its hold may be renewed; empty:
+--          they do not count
 -- ARGV[8]  1: waiters are woken
 -- ARGV[9]  for a waiter: number of this client's subscriptions to the channel; -1: do not count other subscribers
 -- ARGV[10] of a fenced lock whose tokens follow the clock, for a waiter: see clock_token.lua
@@ -21,11 +22,27 @@
 --          -1: because the hash has other fields, or the token cannot be counted up
 --          -2: because it was asked to release the lock
 --          else because it must have released it after these ms, minus 2
-local successor, token = ARGV[5], ''
+local successor, token, lease = ARGV[5], '', tonumber(ARGV[4])
+
+-- Returns until when the hold of an owner may be renewed, if it was asked to release the lock.
+local function limit_of(owner)
+    -- pcall: without permission, or while the slot moves, requests do not count.
+    local score = redis.pcall('ZSCORE', ARGV[7], owner)
+    return type(score) == 'string' and tonumber(score)
+end
+
+local function left_until(limit)
+    local time = redis.call('TIME')
+    return math.floor(math.max(limit - time[1] * 1000 - time[2] / 1000, 0))
+end
+
 if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 1 then
+    -- No client limits the lease of a ticket that was asked for.
+    local limit = (successor == 'ticket' or successor == 'returned') and limit_of(ARGV[3])
+    lease = limit and math.min(lease, left_until(limit)) or lease
     -- The step was repeated. The client counts the lease from when it was sent last: the expiry may only move later.
-    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then
-        redis.call('PEXPIRE', KEYS[1], ARGV[4])
+    if redis.call('PTTL', KEYS[1]) < lease then
+        redis.call('PEXPIRE', KEYS[1], lease)
     end
     token = KEYS[2] and redis.pcall('GET', KEYS[2]) or token
     return type(token) == 'string' and token or '0'
@@ -43,17 +60,12 @@ end
 if held and ARGV[6] ~= '0' and redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[6]) then
     return -1
 end
-if successor ~= 'keeper' then
-    -- pcall: without permission, or while the slot moves, requests do not count.
-    local score = held and redis.pcall('ZSCORE', ARGV[7], ARGV[1])
-    local limit = type(score) == 'string' and tonumber(score)
-    if limit and limit > 900000000000000 then
-        return -2
-    elseif limit then
-        local time = redis.call('TIME')
-        return math.floor(math.max(limit - time[1] * 1000 - time[2] / 1000, 0)) + 2
-    end
-elseif ARGV[7] ~= '' then
+local limit = held and successor ~= 'keeper' and limit_of(ARGV[1])
+if limit and successor == 'returned' then
+    lease = math.min(lease, left_until(limit))
+elseif limit then
+    return limit > 900000000000000 and -2 or left_until(limit) + 2
+elseif successor == 'keeper' and ARGV[7] ~= '' then
     -- pcall: without permission, or while the slot moves, the request remains until it expires.
     redis.pcall('ZREM', ARGV[7], ARGV[1])
 end
@@ -69,7 +81,13 @@ if held then
     redis.call('HDEL', KEYS[1], '')
     redis.call('HSET', KEYS[1], ARGV[3], 1)
     redis.call('HDEL', KEYS[1], ARGV[1])
-    redis.call('PEXPIRE', KEYS[1], ARGV[4])
+    redis.call('PEXPIRE', KEYS[1], lease)
+end
+if limit then
+    -- The request is for the ticket now. It outlasts the hold by an hour, as in record.lua.
+    redis.pcall('ZADD', ARGV[7], limit, ARGV[3])
+    redis.pcall('ZREM', ARGV[7], ARGV[1])
+    redis.pcall('PEXPIRE', ARGV[7], math.max(redis.call('PTTL', ARGV[7]), lease + 3600000))
 end
 -- Waiters sleep until the end of the lease that the store reported to them, and it may be earlier now. If FLUSHALL or
 -- DEL deleted the lock, no other step wakes them.

@@ -12,8 +12,11 @@
 //!    the limit of a revocation. Mutant `asked-ticket-adopted`.
 //! 5. A [keeper](To::Keeper) takes the place of an owner that has released the lock before its
 //!    minimum time has passed ([`Acquire::at_least`](crate::Acquire::at_least)): its lease is the rest
-//!    of that time. So does a ticket whose adoption did not succeed. This is not refused.
-//! 6. Waiters in the store are woken, because the lease that they know of may be longer. They learn
+//!    of that time. This is not refused.
+//! 6. Nor is a ticket that [gets its hold back](To::ReturnedTicket), because its adoption did not
+//!    succeed. A request for the hold of the adopter is then one for the ticket, and limits its lease.
+//!    So does a request for the ticket if the step was repeated.
+//! 7. Waiters in the store are woken, because the lease that they know of may be longer. They learn
 //!    the new end, and sleep until then.
 //!
 //! Invariant: from the acquisition until the end of the new lease, no other step acquires the lock.
@@ -98,7 +101,7 @@ pub(crate) fn handoff<'a>(
     };
     let requests = match to {
         To::Keeper => from.requests_key(),
-        To::Ticket | To::Waiter { .. } => Some(object.requests_key()),
+        _ => Some(object.requests_key()),
     };
     let mut args = args![
         &*from.field,
@@ -108,6 +111,8 @@ pub(crate) fn handoff<'a>(
         match to {
             To::Waiter { .. } => "waiter",
             To::Ticket => "ticket",
+            To::Adopter => "adopter",
+            To::ReturnedTicket => "returned",
             To::Keeper => "keeper",
         },
         i64::try_from(fields).unwrap_or(0),
@@ -140,6 +145,10 @@ pub(crate) fn handoff<'a>(
     };
     let apply = move |keyspace: &mut Keyspace| {
         let request = requests::find(keyspace, from);
+        let of_successor = match to {
+            To::Ticket | To::ReturnedTicket => requests::find_first(keyspace, from, [successor]),
+            _ => Renewed::Held,
+        };
         let subscribers = keyspace.subscriber_count(object.channel());
         let queued = fair_waiters::count(keyspace, object);
         let found = keyspace.find::<Holds>(object.key())?;
@@ -150,7 +159,7 @@ pub(crate) fn handoff<'a>(
             is_repeated = counts.contains_key(successor);
             is_only_hold = fields == 0 || counts.len() + usize::from(mode.is_some()) == fields;
             if is_repeated {
-                holds.extend_to(lease.duration());
+                holds.extend_to(of_successor.limit(lease.duration()));
             }
         }
         if is_repeated {
@@ -174,8 +183,13 @@ pub(crate) fn handoff<'a>(
         if held && !is_only_hold {
             return Err(not_movable(from, variant.writer));
         }
+        let mut lease = lease.duration();
         match (to, request) {
             (To::Keeper, _) => requests::remove(keyspace, requests.as_deref(), &from.field),
+            (To::ReturnedTicket, _) if held => {
+                lease = request.limit(lease);
+                requests::move_to(keyspace, from, successor, lease);
+            }
             (_, Renewed::Asked { limit }) if held => return Err(asked(from, limit)),
             _ => {}
         }
@@ -190,7 +204,7 @@ pub(crate) fn handoff<'a>(
             let counts = &mut holds.value.counts;
             counts.remove(&*from.field);
             counts.insert(successor.to_owned(), 1);
-            holds.expire_after(lease.duration());
+            holds.expire_after(lease);
         }
         if wakes && (held || was_deleted(keyspace, held, object)) {
             wake(keyspace, object)?;

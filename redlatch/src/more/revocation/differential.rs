@@ -32,6 +32,13 @@ enum Move {
         handoff: HandoffMove,
         again: bool,
     },
+    /// An owner acquires the lock and is asked. Then a ticket or keeper takes its place, or the other way round.
+    HandoffOfAsked {
+        owner: u8,
+        lease: u32,
+        limit: Option<u32>,
+        handoff: HandoffMove,
+    },
     Renew {
         owner: u8,
         lease: u32,
@@ -48,15 +55,18 @@ enum Move {
 }
 
 fn moves() -> impl Strategy<Value = Move> {
-    let limits = prop_oneof![Just(None), (0..4u32).prop_map(Some)];
+    let limits = || prop_oneof![Just(None), (0..4u32).prop_map(Some)];
     prop_oneof![
-        3 => limits.prop_map(|limit| Move::Ask { limit }),
+        3 => limits().prop_map(|limit| Move::Ask { limit }),
         4 => (0..3u8, 1..3u32, 1..5u32)
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         2 => (0..3u8, 0..2u32, 0..4u32, any::<bool>())
             .prop_map(|(owner, keep, lease, again)| Move::Release { owner, keep, lease, again }),
         4 => (HandoffMove::any(), any::<bool>())
             .prop_map(|(handoff, again)| Move::Handoff { handoff, again }),
+        3 => (0..3u8, 1..5u32, limits(), HandoffMove::to_no_waiter()).prop_map(|(owner, lease, limit, handoff)| {
+            Move::HandoffOfAsked { owner, lease, limit, handoff }
+        }),
         4 => (0..3u8, 0..5u32).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
         1 => (0..3u8).prop_map(|owner| Move::CheckHandoff { owner }),
         3 => (1..4u32).prop_map(|time| Move::Advance { time }),
@@ -106,6 +116,18 @@ fn assert_moves_equivalent<K: HoldKind + Clone>(
             Move::Handoff { handoff, again } => {
                 let _ = harness.handoff(&handoff, |owner| of(owner, again)).await;
             }
+            Move::HandoffOfAsked {
+                owner,
+                lease: n,
+                limit,
+                handoff,
+            } => {
+                let hold = of(owner, false);
+                let params = AcquireParams::without_waiting(&hold, 1, lease(n));
+                let _ = harness.step(&kind.acquire(params)).await;
+                let _ = harness.step(&ask(object, limit.map(time))).await;
+                let _ = harness.handoff(&handoff, |owner| of(owner, false)).await;
+            }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner, false), n).await;
             }
@@ -143,7 +165,13 @@ fn scripts_of_writer_match_rules() {
 #[test]
 fn scripts_of_fair_writer_match_rules() {
     let lock = Client::embedded().fair_read_write_lock("name").write();
-    let hands_off = |it: &Move| matches!(it, Move::Handoff { .. } | Move::CheckHandoff { .. });
+    let hands_off = |it: &Move| {
+        use Move::{CheckHandoff, Handoff, HandoffOfAsked};
+        matches!(
+            it,
+            Handoff { .. } | HandoffOfAsked { .. } | CheckHandoff { .. }
+        )
+    };
     let moves = moves().prop_filter("no handoffs", move |it| !hands_off(it));
     assert_moves_equivalent(moves, lock.kind.object(), &*lock.kind);
 }

@@ -205,7 +205,7 @@ impl<K: HasTicket> Lock<K> {
     /// # Cancel safety
     ///
     /// When dropped, the ticket gets the hold back in the background, with the lease with which it was made. A longer lease
-    /// of [`Lock::renew_ticket`] is lost then.
+    /// of [`Lock::renew_ticket`] is lost then. If the adopter was revoked meanwhile, the ticket is, with that limit.
     pub async fn adopt(&self, ticket: &Ticket) -> Result<Guard<Lock<K>>> {
         let (session, of_ticket) = (&self.session, self.ticket_hold(ticket)?);
         session.background.remember_runtime()?;
@@ -226,7 +226,7 @@ impl<K: HasTicket> Lock<K> {
             from: &of_ticket,
             successor: &hold.field,
             lease: terms.lease,
-            to: To::Ticket,
+            to: To::Adopter,
         });
         let step = step.ok_or_else(mismatch)?;
         let adopts = Box::new(TicketHold {

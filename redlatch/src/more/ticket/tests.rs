@@ -309,7 +309,7 @@ async fn repeated_step_of_adoption_succeeds() {
         from: &of_ticket,
         successor: &hold.field,
         lease: Lease::WATCHDOG,
-        to: To::Ticket,
+        to: To::Adopter,
     });
     let store = &second.session.store;
     let handed_off = store.run_idempotent(&step.unwrap()).await.unwrap();
@@ -329,7 +329,7 @@ async fn repeated_step_of_adoption_extends_lease() {
             from: &of_ticket,
             successor: "other:7",
             lease: Lease::WATCHDOG,
-            to: To::Ticket,
+            to: To::Adopter,
         });
         let store = &client.session.store;
         let handed_off = store.run_idempotent(&step.unwrap()).await.unwrap();
@@ -404,6 +404,66 @@ async fn failed_adoption_gives_hold_back() {
         assert!(holder.remaining.duration() > Some(9 * WATCHDOG));
         let adopted = lock.adopt(&ticket).await.unwrap();
         adopted.unlock().await.unwrap();
+    }
+}
+
+/// A revoked ticket whose adoption was refused, without an answer, ends no later than before.
+#[tokio::test(start_paused = true)]
+async fn unanswered_adoption_does_not_prolong_revoked_ticket() {
+    let (store, [first, second]) = clients();
+    let (lock, theirs) = (first.lock("a"), second.lock("a"));
+    let ticket = ticket_of(&lock).await;
+    tokio::time::sleep(20 * SECOND).await;
+    lock.revoke(3 * SECOND).await.unwrap().unwrap();
+    store.fail([NoAnswer]);
+    theirs.adopt(&ticket).await.unwrap_err();
+    second.flush().await;
+    let holder = lock.holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner, ticket.owner_id());
+    assert_eq!(holder.remaining.duration(), Some(WATCHDOG - 20 * SECOND));
+}
+
+/// The adopter is asked before it has its answer, and gives the hold back: then the ticket is asked for.
+#[tokio::test(start_paused = true)]
+async fn returned_ticket_has_the_request_for_its_adopter() {
+    for limit in [None, Some(3 * SECOND), Some(Duration::ZERO)] {
+        let (store, [first, second]) = clients();
+        let (lock, theirs) = (first.lock("a"), second.lock("a"));
+        let ticket = ticket_of(&lock).await;
+        store.delay_answers([SECOND]);
+        cancel_when_it_waits(async {
+            let mut adopting = std::pin::pin!(theirs.adopt(&ticket));
+            tokio::select! {
+                biased;
+                _ = &mut adopting => panic!("it was answered"),
+                () = yield_now() => {}
+            }
+            let asked = match limit {
+                None => lock.ask().await,
+                Some(limit) => lock.revoke(limit).await,
+            };
+            assert!(asked.unwrap().is_some_and(|it| it != ticket.owner_id()));
+            adopting.await
+        })
+        .await;
+        second.flush().await;
+        let holder = lock.holder().await.unwrap();
+        if limit == Some(Duration::ZERO) {
+            assert!(holder.is_none());
+            continue;
+        }
+        let holder = holder.unwrap();
+        assert_eq!(holder.owner, ticket.owner_id());
+        let left = limit.unwrap_or(WATCHDOG);
+        assert_eq!(holder.remaining.duration(), Some(left));
+        let refused = theirs.adopt(&ticket).await.unwrap_err();
+        assert!(
+            matches!(refused, Error::Asked { left, .. } if left == limit),
+            "{refused}"
+        );
+        second.flush().await;
+        tokio::time::sleep(left).await;
+        assert!(!lock.is_locked().await.unwrap());
     }
 }
 

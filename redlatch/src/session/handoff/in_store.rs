@@ -48,11 +48,12 @@ use crate::wait::ClaimedWaiter;
 pub(in super::super) enum Successor {
     /// A waiter of this client.
     Waiter(Claimed),
-    /// An owner that no request of this client has.
-    Keeper {
+    /// An owner that no request of this client has: a keeper, or a returned ticket.
+    Other {
         /// As the store knows it.
         field: String,
         lease: Lease,
+        to: To,
     },
 }
 
@@ -76,15 +77,17 @@ impl HoldRef {
         {
             let state = from.state();
             if let Some(ticket) = &state.adopts {
-                return Some(Successor::Keeper {
+                return Some(Successor::Other {
                     field: ticket.field.to_string(),
                     lease: ticket.lease,
+                    to: To::ReturnedTicket,
                 });
             }
             if let Some(lease) = state.period.retained_for(Instant::now()) {
                 let keeper = self.session.id.owner_id(Owner::anonymous());
                 let field = from.object.field(keeper.into());
-                return Some(Successor::Keeper { field, lease });
+                let to = To::Keeper;
+                return Some(Successor::Other { field, lease, to });
             }
         }
         let claimed = snapshot.may_pass_on().then(|| self.claim_waiter(from));
@@ -123,31 +126,30 @@ impl HoldRef {
     ) -> Result<Option<bool>> {
         match successor {
             Successor::Waiter(claimed) => self.hand_to_waiter(from, snapshot, claimed).await,
-            Successor::Keeper { field, lease } => {
-                self.hand_to_keeper(from, snapshot, &field, lease).await
+            Successor::Other { field, lease, to } => {
+                let handoff = HandoffParams {
+                    from,
+                    successor: &field,
+                    lease,
+                    to,
+                };
+                self.hand_to_other(from, snapshot, handoff).await
             }
         }
     }
 
-    async fn hand_to_keeper(
+    async fn hand_to_other(
         &self,
         from: &Arc<Hold>,
         snapshot: &HoldSnapshot,
-        successor: &str,
-        lease: Lease,
+        handoff: HandoffParams<'_>,
     ) -> Result<Option<bool>> {
-        let step = from.kind.handoff(HandoffParams {
-            from,
-            successor,
-            lease,
-            to: To::Keeper,
-        });
-        let Some(step) = step else {
+        let Some(step) = from.kind.handoff(handoff) else {
             return Ok(None);
         };
         let release = PendingRelease::new(from, 0);
         from.state().begin_release(0);
-        // The keeper holds the object now, so the queue of a fair lock is not served.
+        // The successor holds the object now, so the queue of a fair lock is not served.
         self.end_chain(from);
         let (store, progress) = (&self.session.store, &release.progress);
         let answer = store.run(&step, None, snapshot.delivery(), progress).await;

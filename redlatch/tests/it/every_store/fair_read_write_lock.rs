@@ -308,6 +308,44 @@ async fn holders_that_die_delay_others_by_their_leases() {
     assert_took(begun.elapsed(), 3 * lease..3 * lease + SECOND);
 }
 
+/// The message of a grant wakes only one of two requests of an owner. The other one may enter now, too, or is refused.
+#[tokio::test(start_paused = true)]
+async fn granted_side_wakes_other_side_of_its_owner() {
+    let [mine, peer] = embedded_clients();
+    let (lock, theirs) = (
+        mine.fair_read_write_lock("a"),
+        peer.fair_read_write_lock("a"),
+    );
+    for writes_first in [true, false] {
+        let me = Owner::new();
+        let write = || tokio::spawn(lock.write().lock().owner(me).into_future());
+        let read = || tokio::spawn(lock.read().lock().owner(me).into_future());
+        let begun = tokio::time::Instant::now();
+        if writes_first {
+            let reader = held(&theirs.read()).await;
+            let writing = write();
+            until_queued(&lock, 1).await;
+            let reading = read();
+            until_queued(&lock, 2).await;
+            free(reader).await;
+            let guards = (turn(writing).await, turn(reading).await);
+            assert!(guards.0.is_valid() && guards.1.is_valid());
+        } else {
+            let writer = held(&theirs.write()).await;
+            let reading = read();
+            until_queued(&lock, 1).await;
+            let writing = write();
+            until_queued(&lock, 2).await;
+            free(writer).await;
+            let _reader = turn(reading).await;
+            let refused = within_limit("refused", writing).await.unwrap();
+            assert_matches!(refused, Err(Error::WriteWhileReading { .. }));
+        }
+        assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+        assert_nothing_left(&mine, &lock).await;
+    }
+}
+
 /// A writer that is first in the queue has no connection: readers behind it wait for its grace period, and no longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_waiter_delays_others_by_one_grace_period() {
