@@ -23,10 +23,9 @@
 --          else because it must have released it after these ms, minus 2
 local successor, token = ARGV[5], ''
 if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 1 then
-    -- The step was repeated. The client counts the lease from when it was sent last: the expiry may only move later.
-    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then
-        redis.call('PEXPIRE', KEYS[1], ARGV[4])
-    end
+    -- The step was repeated. The client counts the lease from when it was sent last: the expiry may only move later. It is
+    -- always written: replicas confirm what was written on the connection of the repetition.
+    redis.call('PEXPIRE', KEYS[1], math.max(tonumber(ARGV[4]), redis.call('PTTL', KEYS[1])))
     token = KEYS[2] and redis.pcall('GET', KEYS[2]) or token
     return type(token) == 'string' and token or '0'
 end

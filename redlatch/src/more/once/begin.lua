@@ -21,6 +21,8 @@ if not (run and began) and redis.call('EXISTS', KEYS[1]) == 1 then
     return -1
 end
 if run and run == ARGV[1] then
+    -- Written again: replicas confirm what was written on the connection of the repetition.
+    redis.call('HSET', KEYS[1], 'run', run)
     return attempt
 end
 -- How many slots the run is behind. A clock that was set back is in an earlier slot, which may have had a run, too.

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::rules::{Begin, Begun, finish};
 use crate::name::OnceKeys;
 use crate::step::differential::{Comparable, aged, assert_equivalent, lease, time};
+use crate::step::repetition::Repetitions;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -71,6 +72,24 @@ fn lua_and_rules_agree() {
         Move::Advance { time: n } => harness.advance(time(n)).await,
         Move::Foreign { slot } => harness.set_foreign(&keys(slot).record, 7).await,
     });
+}
+
+#[tokio::test]
+async fn repeated_begin_is_written_again() {
+    let repetitions = Repetitions::new().await;
+    let keys = OnceKeys::new("", "name", None);
+    let begin = Begin {
+        keys: &keys,
+        run: Some("client:1"),
+        slot: None,
+        time_to_live: lease(1),
+        host: "db7",
+        by: "client",
+        offset: 0,
+        retries: 0,
+    };
+    let steps = [begin.step(), begin.step()];
+    repetitions.assert_written_again(steps).await;
 }
 
 impl Comparable for Begun {
