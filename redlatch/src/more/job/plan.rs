@@ -210,6 +210,11 @@ impl Firing {
     /// The store has replied. `asked`: without the lock.
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
         self.state = State::Undecided;
+        let is_free = reply == Begun::Vacant && self.overlap == Overlap::Wait;
+        if is_free || matches!(reply, Begun::Overlaps(_)) {
+            // While it waits for another run, it is not late.
+            self.due = now;
+        }
         match reply {
             Begun::New(attempt) => Next::Run(attempt),
             // The lock has ended.

@@ -387,6 +387,28 @@ fn firing_waits_through_a_short_outage() {
     }
 }
 
+/// The time for which it has waited before is no outage.
+#[test]
+fn firing_that_waits_for_another_run_is_not_late() {
+    for (reply, asked) in [
+        (Begun::Overlaps(SECOND), true),
+        (Begun::Overlaps(SECOND), false),
+        (Begun::Vacant, true),
+    ] {
+        let mut firing = firing(0, CatchUp::None);
+        firing.overlap = Overlap::Wait;
+        let replied = firing.slot + 20 * MINUTE;
+        firing.replied(reply, asked, replied);
+        for (after, next) in [
+            (Duration::ZERO, Next::Pause(SECOND)),
+            (TOLERANCE, Next::Pause(SECOND)),
+            (TOLERANCE + SECOND, Next::End(Ending::Missed)),
+        ] {
+            assert_eq!(firing.failed(replied + after), next, "{reply:?} {after:?}");
+        }
+    }
+}
+
 /// A machine that begins a firing late by its jitter has as much time as one that begins at once.
 #[test]
 fn jitter_of_a_firing_is_no_delay() {
