@@ -2,7 +2,8 @@
 //! (`scheduler`) says what the time is and what has happened, and does what it is told.
 //!
 //! [`Plan`], one for each job on each machine: the firings in their order. One that is noticed late
-//! is missed, unless the job catches up. Of several that are late, only the latest counts.
+//! is missed, unless the job catches up. Of several that are late, only the latest counts. A firing is not late while
+//! another machine may wait with it for its jitter.
 //!
 //! [`Firing`], one for each firing: acquire the lock of the job, then begin in the store, which
 //! decides. If the lock is not free, ask the store what that means: this slot runs elsewhere, it is
@@ -32,7 +33,7 @@ const WAIT_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CatchUp {
-    /// They are missed, if they cannot begin within a minute.
+    /// They are missed, if they cannot begin within a minute after the longest jitter.
     #[default]
     None,
     /// The latest of them runs as soon as possible.
@@ -77,7 +78,7 @@ impl Plan {
             CatchUp::Last => Some(last),
             CatchUp::None if schedule == Some(&self.cron) => {
                 let latest = self.cron.latest_until(self.handled);
-                let due = latest.filter(|slot| *slot > last && !late(*slot, self.handled));
+                let due = latest.filter(|slot| *slot > last && !self.late(*slot, self.handled));
                 due.map(|slot| slot - Duration::from_secs(1))
             }
             CatchUp::None => None,
@@ -94,19 +95,29 @@ impl Plan {
         let Some(mut slot) = self.cron.next_after(self.handled) else {
             return Due::Sleep(LONGEST_SLEEP);
         };
-        if let Ok(ahead) = slot.duration_since(now)
-            && !ahead.is_zero()
-        {
+        let ahead = left(slot, now);
+        if !ahead.is_zero() {
             return Due::Sleep(ahead.min(LONGEST_SLEEP));
         }
-        if late(slot, now) {
+        if self.late(slot, now) {
             slot = self.cron.latest_until(now).unwrap_or(slot).max(slot);
         }
         self.handled = slot;
-        if late(slot, now) && self.catch_up == CatchUp::None {
-            return Due::Missed(slot);
+        let delay = self.jitter(slot).mul_f64(random);
+        match (self.late(slot, now), self.catch_up) {
+            (false, _) => Due::Fire(slot, left(slot + delay, now)),
+            (true, CatchUp::Last) => Due::Fire(slot, delay),
+            (true, CatchUp::None) => Due::Missed(slot),
         }
-        Due::Fire(slot, self.jitter.min(self.half_gap(slot)).mul_f64(random))
+    }
+
+    /// Returns by how much a machine may delay a firing.
+    pub(super) fn jitter(&self, slot: SystemTime) -> Duration {
+        self.jitter.min(self.half_gap(slot))
+    }
+
+    fn late(&self, slot: SystemTime, now: SystemTime) -> bool {
+        late(slot + self.jitter(slot), now)
     }
 
     /// Returns half of the time from a slot to the next one: by how much clocks may differ.
@@ -127,15 +138,20 @@ pub(super) fn gap(cron: &Cron, slot: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-fn late(slot: SystemTime, now: SystemTime) -> bool {
-    now.duration_since(slot).is_ok_and(|late| late > TOLERANCE)
+fn late(time: SystemTime, now: SystemTime) -> bool {
+    left(now, time) > TOLERANCE
+}
+
+/// Returns how long it lasts until `time`.
+fn left(time: SystemTime, now: SystemTime) -> Duration {
+    time.duration_since(now).unwrap_or_default()
 }
 
 /// One firing on one machine.
 #[derive(Debug, Clone)]
 pub(super) struct Firing {
     pub(super) slot: SystemTime,
-    /// When this machine begins it: after its jitter.
+    /// When each machine has begun it. Later, it is late.
     due: SystemTime,
     pub(super) overlap: Overlap,
     /// How often the slot may be repeated after its machine has died.
@@ -183,14 +199,14 @@ pub(super) enum Ending {
 impl Firing {
     pub(super) fn new(
         slot: SystemTime,
-        after: Duration,
+        jitter: Duration,
         overlap: Overlap,
         retries: u32,
         catch_up: CatchUp,
     ) -> Firing {
         Firing {
             slot,
-            due: slot + after,
+            due: slot + jitter,
             overlap,
             retries,
             catch_up,

@@ -289,8 +289,9 @@ impl Scheduled {
         }
         let mut firings = FuturesUnordered::new();
         let fire = |plan: &Plan, slot, after| {
-            let ahead = plan.ahead(slot);
-            self.fire(slot, after, ahead, progressed.subscribe(), &work)
+            let (ahead, jitter) = (plan.ahead(slot), plan.jitter(slot));
+            let firing = Firing::new(slot, jitter, self.overlap, self.retries, self.catch_up);
+            self.fire(firing, after, ahead, progressed.subscribe(), &work)
         };
         if let (Some(History { last_slot, .. }), 1..) = (known, self.retries) {
             // Its machine may have died.
@@ -358,7 +359,7 @@ impl Scheduled {
     /// Does one firing, to the end of its run if this machine gets it.
     async fn fire<F, W>(
         &self,
-        slot: SystemTime,
+        firing: Firing,
         after: Duration,
         ahead: Duration,
         progressed: watch::Receiver<Progressed>,
@@ -367,7 +368,7 @@ impl Scheduled {
         F: Fn(Run) -> W,
         W: Future<Output: Into<Outcome>>,
     {
-        let firing = Firing::new(slot, after, self.overlap, self.retries, self.catch_up);
+        let slot = firing.slot;
         let (held, id, attempt) = match self.decide(firing, after, ahead, progressed).await {
             Ok(begun) => begun,
             Err(Ending::Missed) => return self.log_missed(slot),

@@ -211,6 +211,10 @@ fn plan(text: &str, catch_up: CatchUp, now: &str) -> Plan {
     )
 }
 
+fn daily() -> Cron {
+    Cron::parse("@daily").unwrap()
+}
+
 fn fire(slot: SystemTime) -> Due {
     Due::Fire(slot, Duration::ZERO)
 }
@@ -414,6 +418,19 @@ fn firing_that_waits_for_another_run_is_not_late() {
 fn jitter_of_a_firing_is_no_delay() {
     let (slot, jitter) = (at("2027-01-01T00:00"), 90 * SECOND);
     let due = slot + jitter;
+    // The process that would have begun it then was replaced.
+    let mut next = Plan::new(daily(), CatchUp::None, jitter, slot + 2 * MINUTE);
+    next.catch_up(slot - 24 * 60 * MINUTE, Some(&daily()));
+    let fires = Due::Fire(slot, Duration::ZERO);
+    assert_eq!(next.due(slot + 2 * MINUTE, 1.0), fires);
+    for (now, after) in [
+        (due - SECOND, Due::Fire(slot, SECOND)),
+        (due + TOLERANCE, fires.clone()),
+        (due + TOLERANCE + SECOND, Due::Missed(slot)),
+    ] {
+        let mut plan = Plan::new(daily(), CatchUp::None, jitter, slot - SECOND);
+        assert_eq!(plan.due(now, 1.0), after, "{now:?}");
+    }
     for (now, is_missed) in [
         (due, false),
         (due + TOLERANCE, false),
