@@ -71,17 +71,17 @@ impl Plan {
 
     /// Takes the last slot that the store knows, and with which schedule: what fired after it is due
     /// now, if the job catches up. Otherwise only the latest one, if it is not late yet: a process
-    /// that has ended may have waited for its jitter or for the lock. A job that has never run has
-    /// nothing to catch up.
+    /// that has ended may have waited for its jitter or for the lock. A job that has never run with
+    /// this schedule has nothing to catch up.
     pub(super) fn catch_up(&mut self, last: SystemTime, schedule: Option<&Cron>) {
         let since = match self.catch_up {
+            _ if schedule != Some(&self.cron) => None,
             CatchUp::Last => Some(last),
-            CatchUp::None if schedule == Some(&self.cron) => {
+            CatchUp::None => {
                 let latest = self.cron.latest_until(self.handled);
                 let due = latest.filter(|slot| *slot > last && !self.late(*slot, self.handled));
                 due.map(|slot| slot - Duration::from_secs(1))
             }
-            CatchUp::None => None,
         };
         self.handled = since.map_or(self.handled, |since| self.handled.min(since));
     }

@@ -286,16 +286,14 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
         assert_eq!(plan.due(started, 0.0), Due::Sleep(MINUTE));
     }
     // It has another schedule than before, which did not exist at that time.
-    for (before, due) in [("0 2 * * *", fire(slot)), ("0 3 * * *", Due::Sleep(MINUTE))] {
-        let now = minutes(1);
-        let mut plan = Plan::new(
-            Cron::parse("0 2 * * *").unwrap(),
-            CatchUp::None,
-            Duration::ZERO,
-            now,
-        );
-        plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
-        assert_eq!(plan.due(now, 0.0), due, "{before}");
+    for catch_up in [CatchUp::None, CatchUp::Last] {
+        for (before, due) in [("0 2 * * *", fire(slot)), ("0 3 * * *", Due::Sleep(MINUTE))] {
+            let now = minutes(1);
+            let now_at_two = Cron::parse("0 2 * * *").unwrap();
+            let mut plan = Plan::new(now_at_two, catch_up, Duration::ZERO, now);
+            plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
+            assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {before}");
+        }
     }
     // Of a short period, the latest one.
     let (often, now) = (Cron::parse("*/10 * * * * *").unwrap(), minutes(1) + SECOND);
