@@ -293,9 +293,10 @@ impl Scheduled {
             let firing = Firing::new(slot, jitter, self.overlap, self.retries, self.catch_up);
             self.fire(firing, after, ahead, progressed.subscribe(), &work)
         };
-        if let (Some(History { last_slot, .. }), 1..) = (known, self.retries) {
-            // Its machine may have died.
-            firings.push(fire(&plan, last_slot, Duration::ZERO));
+        let latest = known.as_ref().and_then(|history| history.runs.first());
+        if let (Some(run), 1..) = (latest, self.retries) {
+            // Its machine may have died. Later slots may have been skipped.
+            firings.push(fire(&plan, run.slot, Duration::ZERO));
         }
         loop {
             let pause = match plan.due(self.now(), random_fraction()) {

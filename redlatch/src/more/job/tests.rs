@@ -815,6 +815,32 @@ async fn dead_run_is_repeated_only_if_it_may_be() {
     }
 }
 
+/// A later slot was skipped while the run lasted. A process is started then, or takes the place of one that watches the run.
+#[tokio::test(start_paused = true)]
+async fn dead_run_is_repeated_after_later_slots_were_skipped() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = || {
+        let job = fleet.job(&fleet.client(), "0 * * * *", "UTC", Duration::ZERO);
+        job.retry(1)
+    };
+    let dies = fleet.start(0, job(), 180 * MINUTE);
+    let watches = fleet.start(1, job(), 180 * MINUTE);
+    sleep(70 * MINUTE).await;
+    assert_eq!(fleet.history().await.skipped, 1);
+    let takes_over = fleet.start(2, job(), SECOND);
+    watches.stop().await;
+    dies.task.abort();
+    sleep(2 * MINUTE).await;
+    takes_over.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let slot = "2027-01-01T02:00:00Z".to_owned();
+    let [first, again] = &runs[..] else {
+        panic!("two runs: {runs:?}");
+    };
+    assert_eq!((&first.0, first.1), (&slot, 1));
+    assert_eq!(again, &(slot, 2, 2));
+}
+
 /// Each run takes longer than a period.
 #[tokio::test(start_paused = true)]
 async fn overlapping_firings_are_skipped_wait_or_run() {
