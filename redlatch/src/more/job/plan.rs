@@ -166,7 +166,7 @@ enum State {
     Undecided,
     /// The same, and the store could not be reached, or another user holds the lock.
     Blocked,
-    /// A run of the slot lasts elsewhere, or the slot is too early.
+    /// A run of the slot lasts elsewhere or may be repeated, or the slot is too early.
     Watching,
 }
 
@@ -212,6 +212,13 @@ impl Firing {
             catch_up,
             state: State::Undecided,
         }
+    }
+
+    /// A run of the slot has been lost, or may have been: to be repeated, however long the store cannot be reached.
+    pub(super) fn watch(mut self, now: SystemTime) -> Firing {
+        self.state = State::Watching;
+        self.due = now;
+        self
     }
 
     /// Returns whether a later firing of this machine takes its place.

@@ -1030,6 +1030,28 @@ async fn lost_lock_drops_the_work_and_is_recorded() {
     }
 }
 
+/// There is no other machine. The lock is taken by force, or the store cannot be reached until its lease has ended.
+#[tokio::test(start_paused = true)]
+async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
+    for minutes in [0, 5] {
+        let fleet = Fleet::new("2027-01-01T01:59:40");
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let machine = fleet.start(0, job.retry(1), 20 * MINUTE);
+        until_runs(&fleet, 1).await;
+        if minutes == 0 {
+            assert!(fleet.client().lock("job").force_unlock().await.unwrap());
+        }
+        fleet.store.set_available(minutes == 0);
+        sleep(minutes * MINUTE).await;
+        fleet.store.set_available(true);
+        sleep(30 * MINUTE).await;
+        machine.stop().await;
+        let history = fleet.history().await;
+        let states = history.runs.iter().rev().map(|run| run.state.as_str());
+        assert_eq!(Vec::from_iter(states), ["lost", "ok"], "{minutes}");
+    }
+}
+
 async fn until_runs(fleet: &Fleet, count: usize) {
     while fleet.runs.lock().unwrap().len() < count {
         sleep(SECOND).await;
