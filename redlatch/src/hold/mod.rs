@@ -78,6 +78,9 @@ impl StepTurn<'_> {
     }
 }
 
+/// Says whether something is still held.
+pub(crate) type Validity = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// One owner's hold on one object, shared by all its guards.
 pub(crate) struct Hold {
     pub(crate) object: Arc<ObjectKeys>,
@@ -238,6 +241,12 @@ impl Hold {
     pub(crate) fn valid_despite(&self, clock_drift: Duration) -> Duration {
         let now = Instant::now();
         self.state_at(|| now).valid_for(clock_drift, now)
+    }
+
+    /// Returns a function that says whether it is held in its latest hold period, that of this call.
+    pub(crate) fn validity(self: &Arc<Hold>) -> Validity {
+        let (hold, period) = (self.clone(), self.state().period.id);
+        Arc::new(move || hold.state_at(Instant::now).held_period() == Some(period))
     }
 
     /// Returns whether both are generations of one owner's hold, and take turns with their steps.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Busy;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldLimits};
+use crate::hold::{Hold, HoldLimits, Validity};
 use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
@@ -201,6 +201,9 @@ pub(crate) trait Held: Debug + Send + Sync + 'static {
 pub(crate) trait HeldForLease: Held {
     /// Returns how long it is certainly held without a renewal. Zero if it was lost.
     fn valid_for(&self) -> Duration;
+
+    /// Returns a function that says whether it is still held, also when this guard is gone.
+    fn validity(&self) -> Validity;
 
     /// Records that the holder still works.
     fn feed(&self);

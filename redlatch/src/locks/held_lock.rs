@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Acquire, Guard, Held, HeldForLease, HoldGuard, Lock, LockKind, OwnedKind};
 use crate::error::{Error, Result};
+use crate::hold::Validity;
 use crate::lease::Lease;
 use crate::name::owner_of;
 use crate::owner::{Owner, OwnerId};
@@ -56,6 +57,10 @@ impl<K: LockKind> Held for HeldLock<K> {
 impl<K: LockKind> HeldForLease for HeldLock<K> {
     fn valid_for(&self) -> Duration {
         self.guard.hold().valid_for()
+    }
+
+    fn validity(&self) -> Validity {
+        self.guard.hold().validity()
     }
 
     fn feed(&self) {

@@ -10,6 +10,8 @@ pub(crate) mod differential;
 pub(crate) mod exploration;
 #[cfg(test)]
 mod refusals;
+#[cfg(test)]
+pub(crate) mod repetition;
 
 use std::borrow::Cow;
 use std::fmt::{self, Debug};
@@ -28,6 +30,8 @@ use crate::lease::{Expiry, Lease};
 /// state (a hold count, an end of a lease) rather than a change. Steps that change a number are the
 /// exception: see
 /// [`Store::run_at_most_once`](crate::store::Store::run_at_most_once).
+///
+/// A step that replicas have to confirm writes also if it is repeated: see `repetition`.
 pub(crate) struct Step<'a, R>(Box<Parts<'a, dyn Logic<R> + 'a>>);
 
 struct Parts<'a, L: ?Sized> {

@@ -13,21 +13,20 @@ end
 local ids = permits(ARGV[2])
 -- Repeated because the answer was lost: the permits are already held. Those of a deleted semaphore do not count.
 local missing = #ids - (available and count_held(ids) or 0)
-if missing > 0 then
-    if free < missing then
-        if not available then
-            add(free)
-        end
-        local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-        return first[2] and left(first[2]) or -1
+if missing > 0 and free < missing then
+    if not available then
+        add(free)
     end
-    -- Changes nothing: see prelude.lua.
-    redis.call('ZADD', KEYS[2], 'XX', 0, '')
-    if available then
-        redis.call('DECRBY', KEYS[1], missing)
-    else
-        add(free - missing)
-    end
+    local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+    return first[2] and left(first[2]) or -1
+end
+-- Changes nothing: see prelude.lua.
+redis.call('ZADD', KEYS[2], 'XX', 0, '')
+if available then
+    -- By 0 if it is repeated: replicas confirm what was written on the connection of the repetition.
+    redis.call('DECRBY', KEYS[1], missing)
+else
+    add(free - missing)
 end
 -- By another name: a proxy that accepts only `KEYS[n]` in calls refuses this script, as it would refuse renewals, and
 -- nothing is acquired that cannot be renewed.

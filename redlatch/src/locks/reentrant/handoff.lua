@@ -40,10 +40,9 @@ if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 1 then
     -- No client limits the lease of a ticket that was asked for.
     local limit = (successor == 'ticket' or successor == 'returned') and limit_of(ARGV[3])
     lease = limit and math.min(lease, left_until(limit)) or lease
-    -- The step was repeated. The client counts the lease from when it was sent last: the expiry may only move later.
-    if redis.call('PTTL', KEYS[1]) < lease then
-        redis.call('PEXPIRE', KEYS[1], lease)
-    end
+    -- The step was repeated. The client counts the lease from when it was sent last: the expiry may only move later. It is
+    -- always written: replicas confirm what was written on the connection of the repetition.
+    redis.call('PEXPIRE', KEYS[1], math.max(lease, redis.call('PTTL', KEYS[1])))
     token = KEYS[2] and redis.pcall('GET', KEYS[2]) or token
     return type(token) == 'string' and token or '0'
 end

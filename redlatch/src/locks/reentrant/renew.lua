@@ -21,9 +21,10 @@ for i = 1, (#ARGV - 1) / 2 do
     if redis.pcall('HEXISTS', key, owner) == 1 then
         local extended
         extended, renewed[i] = limit(i, { owner })
-        -- The owner may have re-entered with a longer lease: the expiry may only move later.
-        if extended > 0 and redis.call('PTTL', key) < extended then
-            redis.call('PEXPIRE', key, extended)
+        -- The owner may have re-entered with a longer lease: the expiry may only move later. It is always written: replicas
+        -- confirm the renewal of a ticket, also if it is repeated.
+        if extended > 0 then
+            redis.call('PEXPIRE', key, math.max(extended, redis.call('PTTL', key)))
         end
     else
         renewed[i] = 0

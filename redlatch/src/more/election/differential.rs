@@ -19,6 +19,7 @@ use crate::step::differential::{
     Comparable, Differential, assert_covered, assert_equivalent, assert_equivalent_histories, hold,
     lease, number_texts, time,
 };
+use crate::step::repetition::Repetitions;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -128,6 +129,15 @@ async fn acquire(
         request_number: 0,
     };
     harness.step(&elected.acquire(params)).await
+}
+
+#[tokio::test]
+async fn repeated_acquisition_is_written_again() {
+    let repetitions = Repetitions::new().await;
+    let (elected, hold) = (elected(1, None), hold_of(0));
+    let acquire = |units| AcquireParams::without_waiting(&hold, 1, lease(units));
+    let steps = [2, 1].map(|units| elected.acquire(acquire(units)));
+    repetitions.assert_written_again(steps).await;
 }
 
 impl Comparable for Option<(Leader, Expiry)> {

@@ -54,6 +54,8 @@ while true do
 end
 if text then
     if string.match(text, '^[^\n]*\n([^\n]*)') == run then
+        -- Written again: replicas confirm what was written on the connection of the repetition.
+        redis.call('HSET', KEYS[1], 'latest', latest)
         return { 1, attempt, 0 }
     end
     if redis.call('HEXISTS', KEYS[1], 'end:' .. field(attempt)) == 1 then

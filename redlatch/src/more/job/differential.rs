@@ -9,6 +9,7 @@ use crate::name::JobKeys;
 use crate::step::differential::{
     Comparable, Differential, aged, assert_equivalent, hold, lease, time,
 };
+use crate::step::repetition::Repetitions;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -152,6 +153,30 @@ async fn acquire(harness: &mut Differential, owner: u8, units: u32) {
     let hold = hold(owner, kind.clone());
     let params = AcquireParams::without_waiting(&hold, 1, lease(units));
     let _ = harness.step(&kind.acquire(params)).await;
+}
+
+#[tokio::test]
+async fn repeated_begin_is_written_again() {
+    let repetitions = Repetitions::new().await;
+    let held = repetitions.client.lock("name").lock().await.unwrap();
+    let (keys, runner) = (
+        JobKeys::new("", "name"),
+        format!("{}\nname\ndb7\nclient", held.owner_id()),
+    );
+    let begin = Begin {
+        keys: &keys,
+        run: "client:1",
+        slot: 1,
+        attempts: 1,
+        ahead: 0,
+        overlap: Overlap::Skip,
+        kept: KEPT,
+        time_to_live: lease(1),
+        runner: &runner,
+        schedule: "@daily",
+    };
+    let steps = [begin.step(), begin.step()];
+    repetitions.assert_written_again(steps).await;
 }
 
 impl Comparable for Begun {

@@ -2,7 +2,8 @@
 //! (`scheduler`) says what the time is and what has happened, and does what it is told.
 //!
 //! [`Plan`], one for each job on each machine: the firings in their order. One that is noticed late
-//! is missed, unless the job catches up. Of several that are late, only the latest counts.
+//! is missed, unless the job catches up. Of several that are late, only the latest counts. A firing is not late while
+//! another machine may wait with it for its jitter.
 //!
 //! [`Firing`], one for each firing: acquire the lock of the job, then begin in the store, which
 //! decides. If the lock is not free, ask the store what that means: this slot runs elsewhere, it is
@@ -32,7 +33,7 @@ const WAIT_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CatchUp {
-    /// They are missed, if they cannot begin within a minute.
+    /// They are missed, if they cannot begin within a minute after the longest jitter.
     #[default]
     None,
     /// The latest of them runs as soon as possible.
@@ -70,17 +71,17 @@ impl Plan {
 
     /// Takes the last slot that the store knows, and with which schedule: what fired after it is due
     /// now, if the job catches up. Otherwise only the latest one, if it is not late yet: a process
-    /// that has ended may have waited for its jitter or for the lock. A job that has never run has
-    /// nothing to catch up.
+    /// that has ended may have waited for its jitter or for the lock. A job that has never run with
+    /// this schedule has nothing to catch up.
     pub(super) fn catch_up(&mut self, last: SystemTime, schedule: Option<&Cron>) {
         let since = match self.catch_up {
+            _ if schedule != Some(&self.cron) => None,
             CatchUp::Last => Some(last),
-            CatchUp::None if schedule == Some(&self.cron) => {
+            CatchUp::None => {
                 let latest = self.cron.latest_until(self.handled);
-                let due = latest.filter(|slot| *slot > last && !late(*slot, self.handled));
+                let due = latest.filter(|slot| *slot > last && !self.late(*slot, self.handled));
                 due.map(|slot| slot - Duration::from_secs(1))
             }
-            CatchUp::None => None,
         };
         self.handled = since.map_or(self.handled, |since| self.handled.min(since));
     }
@@ -94,19 +95,29 @@ impl Plan {
         let Some(mut slot) = self.cron.next_after(self.handled) else {
             return Due::Sleep(LONGEST_SLEEP);
         };
-        if let Ok(ahead) = slot.duration_since(now)
-            && !ahead.is_zero()
-        {
+        let ahead = left(slot, now);
+        if !ahead.is_zero() {
             return Due::Sleep(ahead.min(LONGEST_SLEEP));
         }
-        if late(slot, now) {
+        if self.late(slot, now) {
             slot = self.cron.latest_until(now).unwrap_or(slot).max(slot);
         }
         self.handled = slot;
-        if late(slot, now) && self.catch_up == CatchUp::None {
-            return Due::Missed(slot);
+        let delay = self.jitter(slot).mul_f64(random);
+        match (self.late(slot, now), self.catch_up) {
+            (false, _) => Due::Fire(slot, left(slot + delay, now)),
+            (true, CatchUp::Last) => Due::Fire(slot, delay),
+            (true, CatchUp::None) => Due::Missed(slot),
         }
-        Due::Fire(slot, self.jitter.min(self.half_gap(slot)).mul_f64(random))
+    }
+
+    /// Returns by how much a machine may delay a firing.
+    pub(super) fn jitter(&self, slot: SystemTime) -> Duration {
+        self.jitter.min(self.half_gap(slot))
+    }
+
+    fn late(&self, slot: SystemTime, now: SystemTime) -> bool {
+        late(slot + self.jitter(slot), now)
     }
 
     /// Returns half of the time from a slot to the next one: by how much clocks may differ.
@@ -127,15 +138,20 @@ pub(super) fn gap(cron: &Cron, slot: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-fn late(slot: SystemTime, now: SystemTime) -> bool {
-    now.duration_since(slot).is_ok_and(|late| late > TOLERANCE)
+fn late(time: SystemTime, now: SystemTime) -> bool {
+    left(now, time) > TOLERANCE
+}
+
+/// Returns how long it lasts until `time`.
+fn left(time: SystemTime, now: SystemTime) -> Duration {
+    time.duration_since(now).unwrap_or_default()
 }
 
 /// One firing on one machine.
 #[derive(Debug, Clone)]
 pub(super) struct Firing {
     pub(super) slot: SystemTime,
-    /// When this machine begins it: after its jitter.
+    /// When each machine has begun it. Later, it is late.
     due: SystemTime,
     pub(super) overlap: Overlap,
     /// How often the slot may be repeated after its machine has died.
@@ -150,7 +166,7 @@ enum State {
     Undecided,
     /// The same, and the store could not be reached, or another user holds the lock.
     Blocked,
-    /// A run of the slot lasts elsewhere, or the slot is too early.
+    /// A run of the slot lasts elsewhere or may be repeated, or the slot is too early.
     Watching,
 }
 
@@ -183,19 +199,26 @@ pub(super) enum Ending {
 impl Firing {
     pub(super) fn new(
         slot: SystemTime,
-        after: Duration,
+        jitter: Duration,
         overlap: Overlap,
         retries: u32,
         catch_up: CatchUp,
     ) -> Firing {
         Firing {
             slot,
-            due: slot + after,
+            due: slot + jitter,
             overlap,
             retries,
             catch_up,
             state: State::Undecided,
         }
+    }
+
+    /// A run of the slot has been lost, or may have been: to be repeated, however long the store cannot be reached.
+    pub(super) fn watch(mut self, now: SystemTime) -> Firing {
+        self.state = State::Watching;
+        self.due = now;
+        self
     }
 
     /// Returns whether a later firing of this machine takes its place.
@@ -210,6 +233,11 @@ impl Firing {
     /// The store has replied. `asked`: without the lock.
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
         self.state = State::Undecided;
+        let is_free = reply == Begun::Vacant && self.overlap == Overlap::Wait;
+        if is_free || matches!(reply, Begun::Overlaps(_)) {
+            // While it waits for another run, it is not late.
+            self.due = now;
+        }
         match reply {
             Begun::New(attempt) => Next::Run(attempt),
             // The lock has ended.

@@ -288,20 +288,26 @@ impl Scheduled {
             plan.catch_up(history.last_slot, history.schedule.as_ref());
         }
         let mut firings = FuturesUnordered::new();
-        let fire = |plan: &Plan, slot, after| {
-            let ahead = plan.ahead(slot);
-            self.fire(slot, after, ahead, progressed.subscribe(), &work)
+        let firing = |plan: &Plan, slot| {
+            let jitter = plan.jitter(slot);
+            Firing::new(slot, jitter, self.overlap, self.retries, self.catch_up)
         };
-        if let (Some(History { last_slot, .. }), 1..) = (known, self.retries) {
-            // Its machine may have died.
-            firings.push(fire(&plan, last_slot, Duration::ZERO));
+        let fire = |plan: &Plan, firing: Firing, after| {
+            let ahead = plan.ahead(firing.slot);
+            self.fire(firing, after, ahead, progressed.subscribe(), &work)
+        };
+        let latest = known.as_ref().and_then(|history| history.runs.first());
+        if let (Some(run), 1..) = (latest, self.retries) {
+            // Its machine may have died. Later slots may have been skipped.
+            let watching = firing(&plan, run.slot).watch(self.now());
+            firings.push(fire(&plan, watching, Duration::ZERO));
         }
         loop {
             let pause = match plan.due(self.now(), random_fraction()) {
                 Due::Sleep(pause) => pause,
                 Due::Fire(slot, after) => {
                     progressed.send_modify(|progressed| progressed.latest = slot);
-                    firings.push(fire(&plan, slot, after));
+                    firings.push(fire(&plan, firing(&plan, slot), after));
                     continue;
                 }
                 Due::Missed(slot) => {
@@ -358,8 +364,8 @@ impl Scheduled {
     /// Does one firing, to the end of its run if this machine gets it.
     async fn fire<F, W>(
         &self,
-        slot: SystemTime,
-        after: Duration,
+        mut firing: Firing,
+        mut after: Duration,
         ahead: Duration,
         progressed: watch::Receiver<Progressed>,
         work: &F,
@@ -367,45 +373,54 @@ impl Scheduled {
         F: Fn(Run) -> W,
         W: Future<Output: Into<Outcome>>,
     {
-        let firing = Firing::new(slot, after, self.overlap, self.retries, self.catch_up);
-        let (held, id, attempt) = match self.decide(firing, after, ahead, progressed).await {
-            Ok(begun) => begun,
-            Err(Ending::Missed) => return self.log_missed(slot),
-            Err(Ending::Skipped) => {
-                let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
-                return tracing::info!(job, slot, "a firing was skipped because another run lasts");
-            }
-            Err(Ending::Elsewhere) => return,
-        };
-        let run = Run {
-            name: self.job.name().to_owned(),
-            slot,
-            attempt,
-        };
-        let working = async {
-            match self.timeout {
-                None => work(run).await.into(),
-                Some(limit) => match timeout(limit, work(run)).await {
-                    Ok(output) => output.into(),
-                    Err(_) => Outcome::failure(format!("timed out after {limit:?}")),
-                },
-            }
-        };
-        let outcome = match held.run(working).await {
-            Ok(outcome) => outcome,
-            Err(loss) => {
-                let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
-                tracing::warn!(job, slot, attempt, %loss, "a run was ended because its lock was lost");
-                // The machine that repeats the firing records the loss.
-                if attempt <= self.retries {
-                    return held.release().await;
+        let slot = firing.slot;
+        loop {
+            let deciding = self.decide(firing.clone(), after, ahead, progressed.clone());
+            let (held, id, attempt) = match deciding.await {
+                Ok(begun) => begun,
+                Err(Ending::Missed) => return self.log_missed(slot),
+                Err(Ending::Skipped) => {
+                    let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
+                    return tracing::info!(
+                        job,
+                        slot,
+                        "a firing was skipped because another run lasts"
+                    );
                 }
-                Outcome::new("lost", loss.to_string())
-            }
-        };
-        let of = attempt_key(millis(slot), attempt);
-        self.finish(&held, &id, &of, &outcome.lines()).await;
-        held.release().await;
+                Err(Ending::Elsewhere) => return,
+            };
+            let run = Run {
+                name: self.job.name().to_owned(),
+                slot,
+                attempt,
+            };
+            let working = async {
+                match self.timeout {
+                    None => work(run).await.into(),
+                    Some(limit) => match timeout(limit, work(run)).await {
+                        Ok(output) => output.into(),
+                        Err(_) => Outcome::failure(format!("timed out after {limit:?}")),
+                    },
+                }
+            };
+            let outcome = match held.run(working).await {
+                Ok(outcome) => outcome,
+                Err(loss) => {
+                    let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
+                    tracing::warn!(job, slot, attempt, %loss, "a run was ended because its lock was lost");
+                    if attempt <= self.retries {
+                        // The machine that repeats the firing records the loss. It may be this one.
+                        held.release().await;
+                        (firing, after) = (firing.watch(self.now()), Duration::ZERO);
+                        continue;
+                    }
+                    Outcome::new("lost", loss.to_string())
+                }
+            };
+            let of = attempt_key(millis(slot), attempt);
+            self.finish(&held, &id, &of, &outcome.lines()).await;
+            return held.release().await;
+        }
     }
 
     /// Records the end of a run, and repeats that while the lock is held.

@@ -211,6 +211,10 @@ fn plan(text: &str, catch_up: CatchUp, now: &str) -> Plan {
     )
 }
 
+fn daily() -> Cron {
+    Cron::parse("@daily").unwrap()
+}
+
 fn fire(slot: SystemTime) -> Due {
     Due::Fire(slot, Duration::ZERO)
 }
@@ -282,16 +286,14 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
         assert_eq!(plan.due(started, 0.0), Due::Sleep(MINUTE));
     }
     // It has another schedule than before, which did not exist at that time.
-    for (before, due) in [("0 2 * * *", fire(slot)), ("0 3 * * *", Due::Sleep(MINUTE))] {
-        let now = minutes(1);
-        let mut plan = Plan::new(
-            Cron::parse("0 2 * * *").unwrap(),
-            CatchUp::None,
-            Duration::ZERO,
-            now,
-        );
-        plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
-        assert_eq!(plan.due(now, 0.0), due, "{before}");
+    for catch_up in [CatchUp::None, CatchUp::Last] {
+        for (before, due) in [("0 2 * * *", fire(slot)), ("0 3 * * *", Due::Sleep(MINUTE))] {
+            let now = minutes(1);
+            let now_at_two = Cron::parse("0 2 * * *").unwrap();
+            let mut plan = Plan::new(now_at_two, catch_up, Duration::ZERO, now);
+            plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
+            assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {before}");
+        }
     }
     // Of a short period, the latest one.
     let (often, now) = (Cron::parse("*/10 * * * * *").unwrap(), minutes(1) + SECOND);
@@ -387,11 +389,46 @@ fn firing_waits_through_a_short_outage() {
     }
 }
 
+/// The time for which it has waited before is no outage.
+#[test]
+fn firing_that_waits_for_another_run_is_not_late() {
+    for (reply, asked) in [
+        (Begun::Overlaps(SECOND), true),
+        (Begun::Overlaps(SECOND), false),
+        (Begun::Vacant, true),
+    ] {
+        let mut firing = firing(0, CatchUp::None);
+        firing.overlap = Overlap::Wait;
+        let replied = firing.slot + 20 * MINUTE;
+        firing.replied(reply, asked, replied);
+        for (after, next) in [
+            (Duration::ZERO, Next::Pause(SECOND)),
+            (TOLERANCE, Next::Pause(SECOND)),
+            (TOLERANCE + SECOND, Next::End(Ending::Missed)),
+        ] {
+            assert_eq!(firing.failed(replied + after), next, "{reply:?} {after:?}");
+        }
+    }
+}
+
 /// A machine that begins a firing late by its jitter has as much time as one that begins at once.
 #[test]
 fn jitter_of_a_firing_is_no_delay() {
     let (slot, jitter) = (at("2027-01-01T00:00"), 90 * SECOND);
     let due = slot + jitter;
+    // The process that would have begun it then was replaced.
+    let mut next = Plan::new(daily(), CatchUp::None, jitter, slot + 2 * MINUTE);
+    next.catch_up(slot - 24 * 60 * MINUTE, Some(&daily()));
+    let fires = Due::Fire(slot, Duration::ZERO);
+    assert_eq!(next.due(slot + 2 * MINUTE, 1.0), fires);
+    for (now, after) in [
+        (due - SECOND, Due::Fire(slot, SECOND)),
+        (due + TOLERANCE, fires.clone()),
+        (due + TOLERANCE + SECOND, Due::Missed(slot)),
+    ] {
+        let mut plan = Plan::new(daily(), CatchUp::None, jitter, slot - SECOND);
+        assert_eq!(plan.due(now, 1.0), after, "{now:?}");
+    }
     for (now, is_missed) in [
         (due, false),
         (due + TOLERANCE, false),
@@ -778,6 +815,32 @@ async fn dead_run_is_repeated_only_if_it_may_be() {
     }
 }
 
+/// A later slot was skipped while the run lasted. A process is started then, or takes the place of one that watches the run.
+#[tokio::test(start_paused = true)]
+async fn dead_run_is_repeated_after_later_slots_were_skipped() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = || {
+        let job = fleet.job(&fleet.client(), "0 * * * *", "UTC", Duration::ZERO);
+        job.retry(1)
+    };
+    let dies = fleet.start(0, job(), 180 * MINUTE);
+    let watches = fleet.start(1, job(), 180 * MINUTE);
+    sleep(70 * MINUTE).await;
+    assert_eq!(fleet.history().await.skipped, 1);
+    let takes_over = fleet.start(2, job(), SECOND);
+    watches.stop().await;
+    dies.task.abort();
+    sleep(2 * MINUTE).await;
+    takes_over.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let slot = "2027-01-01T02:00:00Z".to_owned();
+    let [first, again] = &runs[..] else {
+        panic!("two runs: {runs:?}");
+    };
+    assert_eq!((&first.0, first.1), (&slot, 1));
+    assert_eq!(again, &(slot, 2, 2));
+}
+
 /// Each run takes longer than a period.
 #[tokio::test(start_paused = true)]
 async fn overlapping_firings_are_skipped_wait_or_run() {
@@ -964,6 +1027,28 @@ async fn lost_lock_drops_the_work_and_is_recorded() {
         for machine in [loses, other] {
             machine.stop().await;
         }
+    }
+}
+
+/// There is no other machine. The lock is taken by force, or the store cannot be reached until its lease has ended.
+#[tokio::test(start_paused = true)]
+async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
+    for minutes in [0, 5] {
+        let fleet = Fleet::new("2027-01-01T01:59:40");
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let machine = fleet.start(0, job.retry(1), 20 * MINUTE);
+        until_runs(&fleet, 1).await;
+        if minutes == 0 {
+            assert!(fleet.client().lock("job").force_unlock().await.unwrap());
+        }
+        fleet.store.set_available(minutes == 0);
+        sleep(minutes * MINUTE).await;
+        fleet.store.set_available(true);
+        sleep(30 * MINUTE).await;
+        machine.stop().await;
+        let history = fleet.history().await;
+        let states = history.runs.iter().rev().map(|run| run.state.as_str());
+        assert_eq!(Vec::from_iter(states), ["lost", "ok"], "{minutes}");
     }
 }
 

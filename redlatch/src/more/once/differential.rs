@@ -2,10 +2,13 @@
 //! public API: here the clocks of the two sides differ.
 
 use proptest::prelude::*;
+use tokio::time::Instant;
 
 use super::rules::{Begin, Begun, finish};
+use crate::keyspace::Keyspace;
 use crate::name::OnceKeys;
 use crate::step::differential::{Comparable, aged, assert_equivalent, lease, time};
+use crate::step::repetition::Repetitions;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -13,7 +16,7 @@ enum Move {
         slot: u8,
         run: u8,
         time_to_live: u32,
-        retries: u32,
+        replaces: u8,
     },
     Finish {
         slot: u8,
@@ -30,8 +33,8 @@ enum Move {
 fn moves() -> impl Strategy<Value = Move> {
     let (slot, run) = (0..2u8, 0..4u8);
     prop_oneof![
-        5 => (slot.clone(), run.clone(), 1..4u32, 0..3u32).prop_map(
-            |(slot, run, time_to_live, retries)| Move::Begin { slot, run, time_to_live, retries }
+        5 => (slot.clone(), run.clone(), 1..4u32, 0..4u8).prop_map(
+            |(slot, run, time_to_live, replaces)| Move::Begin { slot, run, time_to_live, replaces }
         ),
         3 => (slot.clone(), run).prop_map(|(slot, run)| Move::Finish { slot, run }),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
@@ -47,8 +50,9 @@ fn lua_and_rules_agree() {
             slot,
             run,
             time_to_live,
-            retries,
+            replaces,
         } => {
+            let replaces = format!("client:{replaces}");
             let id = format!("client:{run}");
             let step = Begin {
                 keys: &keys(slot),
@@ -59,7 +63,7 @@ fn lua_and_rules_agree() {
                 host: "db7",
                 by: &id,
                 offset: 0,
-                retries,
+                replaces: Some(&replaces),
             };
             let _ = harness.step(&step.step()).await;
         }
@@ -73,6 +77,55 @@ fn lua_and_rules_agree() {
     });
 }
 
+/// The lock of the first one has ended when its step arrives.
+#[test]
+fn late_retry_does_not_replace_a_run_that_began_since() {
+    let (mut keyspace, keys) = (
+        Keyspace::new(Instant::now()),
+        OnceKeys::new("", "name", None),
+    );
+    let mut begin = |run, replaces| {
+        let begin = Begin {
+            keys: &keys,
+            run: Some(run),
+            slot: None,
+            time_to_live: lease(1),
+            host: "db7",
+            by: "client",
+            offset: 0,
+            replaces,
+        };
+        match begin.step().apply(&mut keyspace).unwrap() {
+            Begun::New { attempt } => Ok(attempt),
+            Begun::Record(record) => Err(record.run),
+            Begun::Vacant => panic!("it begins"),
+        }
+    };
+    assert_eq!(begin("dead", None), Ok(1));
+    let found = begin("late", None).unwrap_err();
+    assert_eq!(begin("next", None), Err(found.clone()));
+    assert_eq!(begin("next", Some(&found)), Ok(2));
+    assert_eq!(begin("late", Some(&found)), Err("next".to_owned()));
+}
+
+#[tokio::test]
+async fn repeated_begin_is_written_again() {
+    let repetitions = Repetitions::new().await;
+    let keys = OnceKeys::new("", "name", None);
+    let begin = Begin {
+        keys: &keys,
+        run: Some("client:1"),
+        slot: None,
+        time_to_live: lease(1),
+        host: "db7",
+        by: "client",
+        offset: 0,
+        replaces: None,
+    };
+    let steps = [begin.step(), begin.step()];
+    repetitions.assert_written_again(steps).await;
+}
+
 impl Comparable for Begun {
     /// With ages instead of times.
     fn comparable(&self) -> String {
@@ -82,7 +135,7 @@ impl Comparable for Begun {
         let age = |at: i64| aged("began", &at.to_string(), record.now);
         let (began, ended) = (age(record.began), record.ended.map(age));
         let (host, by, outcome) = (&record.host, &record.by, &record.outcome);
-        let attempt = record.attempt;
-        format!("{host} {by} {began} {ended:?} {outcome} {attempt}")
+        let (attempt, run) = (record.attempt, &record.run);
+        format!("{host} {by} {began} {ended:?} {outcome} {attempt} {run}")
     }
 }

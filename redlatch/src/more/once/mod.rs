@@ -11,9 +11,10 @@ use std::time::{Duration, SystemTime};
 use self::rules::{Begin, Begun, Record, finish};
 use crate::client_registry::shortened;
 use crate::environment::{process_info, random};
-use crate::error::{Error, Result};
+use crate::error::{Error, Loss, Result};
+use crate::hold::Validity;
 use crate::lease::{self, Lease, MAX_LEASE};
-use crate::locks::{Guard, HasLease};
+use crate::locks::{Guard, HasLease, HeldForLease as _};
 use crate::name::{MAX_NAME_BYTES, ObjectKeys, OnceKeys};
 use crate::session::Session;
 use crate::store::{Delivery, Progress, Store};
@@ -133,7 +134,14 @@ pub struct Once {
     keys: Arc<OnceKeys>,
     slot: SlotKind,
     remembered_for: Duration,
-    retries: u32,
+    retry: Option<Retry>,
+}
+
+/// How often a slot may have a run in the place of one without an outcome.
+#[derive(Clone)]
+struct Retry {
+    times: u32,
+    is_held: Validity,
 }
 
 /// The only run of a slot, which has begun: [`Once::begin`]. If it is dropped, the outcome
@@ -178,7 +186,7 @@ impl Once {
             session,
             slot: slot.0,
             remembered_for: REMEMBERED_FOR,
-            retries: 0,
+            retry: None,
         }
     }
 
@@ -197,7 +205,8 @@ impl Once {
     ///
     /// The record does not tell whether a run without an outcome lasts. A lock does: `held` is a guard of a lock that *every* run
     /// of this job holds until its end, of the same name or another. While this process holds it, no other run lasts. So a
-    /// process that waits for the lock takes over when the runner dies. If `held` has been lost already, nothing is retried.
+    /// process that waits for the lock takes over when the runner dies. When `held` has been released or lost, this handle begins
+    /// nothing any more.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -213,7 +222,8 @@ impl Once {
     /// ```
     #[must_use]
     pub fn retry_unfinished<L: HasLease>(mut self, times: u32, held: &Guard<L>) -> Once {
-        self.retries = if held.is_valid() { times } else { 0 };
+        let is_held = held.held.validity();
+        self.retry = Some(Retry { times, is_held });
         self
     }
 
@@ -228,10 +238,11 @@ impl Once {
     /// # Errors
     ///
     /// [`InvalidName`](Error::InvalidName), and [`InvalidSetting`](Error::InvalidSetting) for a
-    /// slot or time that cannot be used. Otherwise as [`Lock::is_locked`](crate::Lock::is_locked),
-    /// and [`NotReplicated`](Error::NotReplicated). After an error of the connection or of the
-    /// replicas it is unknown whether the slot counts as used. Then a later call may return a run
-    /// of this process that never started.
+    /// slot or time that cannot be used. [`Lost`](Error::Lost): the guard of
+    /// [`retry_unfinished`](Once::retry_unfinished) is not held any more. Otherwise as
+    /// [`Lock::is_locked`](crate::Lock::is_locked), and [`NotReplicated`](Error::NotReplicated).
+    /// After an error of the connection or of the replicas it is unknown whether the slot counts as
+    /// used. Then a later call may return a run of this process that never started.
     ///
     /// # Cancel safety
     ///
@@ -247,34 +258,57 @@ impl Once {
     async fn begin_unless_dropped(&self) -> Result<Result<OnceRun, AlreadyRan>> {
         let (host, by) = identity(&self.session);
         let id = format!("{}:{}", self.session.id.as_str(), random());
-        let begin = Begin {
-            run: Some(&id),
-            host: shortened(&host),
-            by: shortened(&by),
-            retries: self.retries,
-            ..self.look()?
+        let is_held = || self.retry.as_ref().is_none_or(|retry| (retry.is_held)());
+        let mut replaces = None::<String>;
+        let (attempt, confirmation, progress) = loop {
+            let begin = Begin {
+                run: is_held().then_some(&*id),
+                host: shortened(&host),
+                by: shortened(&by),
+                replaces: replaces.as_deref(),
+                ..self.look()?
+            };
+            let progress = Progress::default();
+            let delivery = Delivery::acquisition(false);
+            let store = &self.session.store;
+            let answer = store.run(&begin.step(), None, delivery, &progress).await?;
+            let record = match answer.reply {
+                Begun::New { attempt } => break (attempt, answer.confirmation, progress),
+                Begun::Vacant => return Err(self.lost()),
+                Begun::Record(record) => record,
+            };
+            let is_retried = |retry: &Retry| record.attempt <= retry.times && (retry.is_held)();
+            let is_dead = record.ended.is_none() && self.retry.as_ref().is_some_and(is_retried);
+            if !is_dead || replaces.as_ref() == Some(&record.run) {
+                return Ok(Err(self.already_ran(record)));
+            }
+            replaces = Some(record.run);
         };
-        let progress = Progress::default();
-        let delivery = Delivery::acquisition(false);
-        let store = &self.session.store;
-        let answer = store.run(&begin.step(), None, delivery, &progress).await?;
-        let attempt = match answer.reply {
-            Begun::New { attempt } => attempt,
-            Begun::Vacant => 1,
-            Begun::Record(record) => return Ok(Err(self.already_ran(record))),
-        };
-        let run = OnceRun {
+        let mut run = OnceRun {
             session: self.session.clone(),
             keys: self.keys.clone(),
             id,
             attempt,
             is_finished: false,
         };
-        if let Some(confirmation) = answer.confirmation {
+        if let Some(confirmation) = confirmation {
             // If it fails, dropping the run records that.
             confirmation.confirmed(&progress).await?;
         }
+        if !is_held() {
+            // Without an outcome: the next holder of the lock takes over.
+            run.is_finished = true;
+            return Err(self.lost());
+        }
         Ok(Ok(run))
+    }
+
+    /// Returns the error that the lock of this handle is not held any more.
+    fn lost(&self) -> Error {
+        Error::Lost {
+            name: self.name().to_owned(),
+            reason: Loss::NotHeld,
+        }
     }
 
     /// Runs `work` unless the current slot has had a run, which is returned as the inner error.
@@ -363,7 +397,7 @@ impl Once {
             host: "",
             by: "",
             offset: lease::millis(later),
-            retries: 0,
+            replaces: None,
         })
     }
 

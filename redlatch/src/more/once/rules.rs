@@ -4,8 +4,8 @@
 //! when and how it ended. Times are those of the store. A slot with a name has a record of its own.
 //! Slots of a length share one: a run is of the current slot if it began in it.
 //!
-//! * Begin: if the current slot has no run, or one without an end in whose place another may begin,
-//!   replace the record by one of this run, without an end. Else reply the record.
+//! * Begin: if the current slot has no run, or that without an end which this one may replace, write
+//!   the record of this run, without an end. Else reply the record.
 //! * Finish: set the end and the outcome, if the record is that of this run.
 //!
 //! Invariant: at most one run begins in each slot, and with retries one more for each, while the
@@ -18,7 +18,9 @@
 //! - *A clock that is set back allows a slot again.* A run in a later slot than the current one
 //!   refuses, too.
 //! - *A retry replaces a run that lasts.* The record cannot tell it from a run whose process died.
-//!   The caller must hold a lock that each run of the job holds ([`super::Once::retry_unfinished`]).
+//!   The caller must hold a lock that each run of the job holds ([`super::Once::retry_unfinished`]),
+//!   and replaces only the run that it found while it held the lock. So a retry that arrives when the
+//!   lock has ended does not replace a run that has begun since.
 //! - *A retry allows a later slot again*, after a clock was set back. Only a run of the current slot
 //!   is replaced.
 //! - *An outcome of an earlier run gets into the record of the next.* `finish` compares the ids.
@@ -57,6 +59,8 @@ pub(super) struct Record {
     pub(super) ended: Option<i64>,
     pub(super) outcome: String,
     pub(super) attempt: u32,
+    /// The id of the run.
+    pub(super) run: String,
 }
 
 /// Begins the run of a slot unless it has a run already.
@@ -72,8 +76,8 @@ pub(super) struct Begin<'a> {
     pub(super) by: &'a str,
     /// How much later than at 0 the slots begin, in milliseconds.
     pub(super) offset: i64,
-    /// How many further runs the slot may have, each if the latest has no outcome.
-    pub(super) retries: u32,
+    /// The id of the run without an outcome that this one may replace.
+    pub(super) replaces: Option<&'a str>,
 }
 
 impl<'a> Begin<'a> {
@@ -86,7 +90,7 @@ impl<'a> Begin<'a> {
             self.host,
             self.by,
             self.offset,
-            self.retries,
+            self.replaces.unwrap_or_default(),
         ];
         let decode = |reply| match reply {
             ScriptReply::Integer(-1) => Err(not_a_record(object)),
@@ -95,7 +99,7 @@ impl<'a> Begin<'a> {
                 attempt: attempt_of(attempt),
             }),
             other => {
-                let [now, host, by, began, ended, outcome, attempt] = other.array()?;
+                let [now, host, by, began, ended, outcome, attempt, run] = other.array()?;
                 Ok(Begun::Record(Record {
                     now: now.integer()?,
                     host: host.text()?,
@@ -104,6 +108,7 @@ impl<'a> Begin<'a> {
                     ended: ended.text()?.parse().ok(),
                     outcome: outcome.text()?,
                     attempt: attempt_of(attempt.integer()?),
+                    run: run.text()?,
                 }))
             }
         };
@@ -139,8 +144,8 @@ impl<'a> Begin<'a> {
                 number(now) - number(began)
             });
             let is_unfinished = text("ended").is_none();
-            let is_retry =
-                behind == 0 && self.run.is_some() && is_unfinished && latest <= self.retries;
+            let is_replaced = is_unfinished && self.replaces == Some(&*run);
+            let is_retry = behind == 0 && self.run.is_some() && is_replaced;
             if is_retry {
                 attempt = latest.saturating_add(1);
             } else if behind <= 0 {
@@ -152,6 +157,7 @@ impl<'a> Begin<'a> {
                     ended: text("ended").and_then(|ended| ended.parse().ok()),
                     outcome: text("outcome").unwrap_or_default(),
                     attempt: latest,
+                    run,
                 }));
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::MultiGuard;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind as _};
+use crate::hold::{Hold, HoldKind as _, Validity};
 use crate::join::join_all;
 use crate::locks::fenced::FencedLock;
 use crate::locks::{Held, HeldForLease, HoldGuard};
@@ -57,6 +57,11 @@ impl HeldForLease for HeldLocks {
     fn valid_for(&self) -> Duration {
         let each = self.holds().map(|hold| hold.valid_for());
         each.min().unwrap_or(Duration::ZERO)
+    }
+
+    fn validity(&self) -> Validity {
+        let each: Vec<_> = self.holds().map(|hold| hold.validity()).collect();
+        Arc::new(move || each.iter().all(|is_held| is_held()))
     }
 
     fn feed(&self) {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{RedGuard, quorum};
 use crate::background::{RunningWork, WorkRef};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldLimits, RunningLimits};
+use crate::hold::{Hold, HoldLimits, RunningLimits, Validity};
 use crate::join::join_until;
 use crate::locks::{Held, HeldForLease, HoldGuard};
 use crate::owner::Owner;
@@ -365,6 +365,11 @@ impl Held for HeldMajority {
 impl HeldForLease for HeldMajority {
     fn valid_for(&self) -> Duration {
         self.0.valid_for()
+    }
+
+    fn validity(&self) -> Validity {
+        let majority = self.0.clone();
+        Arc::new(move || !majority.valid_for().is_zero())
     }
 
     fn feed(&self) {

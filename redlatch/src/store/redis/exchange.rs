@@ -449,15 +449,15 @@ impl<'a> CommandRequest<'a> {
                 connection.leave_replica(live);
                 ExchangeError::NotMaster(self.topology.explain_replica(message))
             }
-            // A login that has expired: the next connection logs in again.
-            failure @ ExchangeError::Permanent(Error::AuthenticationFailed { .. }) => {
-                connection.leave(live);
-                failure
-            }
             // The step must be divided, so its caller has to repeat it.
             ExchangeError::Permanent(_) if is_cross_slot(error) && !self.by_slot => {
                 self.topology.use_slots();
                 ExchangeError::CrossSlot(error.to_string())
+            }
+            // A login that has expired: the next connection logs in again.
+            failure @ ExchangeError::Permanent(Error::AuthenticationFailed { .. }) => {
+                connection.leave(live);
+                failure
             }
             failure => failure,
         }

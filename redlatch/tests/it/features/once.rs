@@ -13,6 +13,7 @@ on_every_store! {
     runs_of_slots_with_a_length_follow_clock_of_store,
     dropped_run_is_not_repeated,
     unfinished_run_is_retried_by_next_holder_of_lock,
+    released_lock_retries_nothing,
     names_and_slots_are_independent,
 }
 
@@ -148,6 +149,10 @@ async fn unfinished_run_is_retried_by_next_holder_of_lock(store: TestStore) {
     let once = other.once(&name, "02:00");
     let refused = once.clone().retry_unfinished(9, &expired).begin().await;
     assert_eq!(refused.unwrap().unwrap_err().attempt, 1);
+    let unused = other.once(&name, "03:00");
+    let refused = unused.clone().retry_unfinished(9, &expired).begin().await;
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+    assert_eq!(unused.earlier_run().await.unwrap(), None);
     free(guard).await;
     // Two retries, and no third.
     std::mem::forget(killed().await);
@@ -163,6 +168,27 @@ async fn unfinished_run_is_retried_by_next_holder_of_lock(store: TestStore) {
     let again = once.retry_unfinished(9, &guard);
     assert_eq!(again.begin().await.unwrap().unwrap_err().attempt, 3);
     free(guard).await;
+}
+
+/// The handle outlives the guard.
+async fn released_lock_retries_nothing(store: TestStore) {
+    let name = unique("released");
+    let (client, other) = (store.client().await, store.client().await);
+    std::mem::forget(client.once(&name, "02:00").begin().await.unwrap());
+    // Of the same client, too, to which the hold may pass on.
+    for client_of_next in [&other, &client] {
+        let guard = held(&client.lock(&name)).await;
+        let late = client.once(&name, "02:00").retry_unfinished(9, &guard);
+        free(guard).await;
+        let guard = held(&client_of_next.lock(&name)).await;
+        let once = client_of_next.once(&name, "02:00");
+        let run = once.retry_unfinished(9, &guard).begin().await.unwrap();
+        let run = run.expect("another run");
+        let refused = late.begin().await.unwrap().unwrap_err();
+        assert_eq!(refused.attempt, run.attempt());
+        std::mem::forget(run);
+        free(guard).await;
+    }
 }
 
 async fn names_and_slots_are_independent(store: TestStore) {
