@@ -74,13 +74,16 @@ if held and KEYS[2] then
         return -1
     end
 end
-if held then
+if held and lease > 0 then
     -- The lock exists all the time: while its slot moves to another node, the server refuses to create it. The first command
     -- deletes nothing, but counts as a write. An out-of-memory server refuses HSET unless the script has already written.
     redis.call('HDEL', KEYS[1], '')
     redis.call('HSET', KEYS[1], ARGV[3], 1)
     redis.call('HDEL', KEYS[1], ARGV[1])
     redis.call('PEXPIRE', KEYS[1], lease)
+elseif held then
+    -- The limit of the request has passed.
+    redis.call('PEXPIRE', KEYS[1], 0)
 end
 if limit then
     -- The request is for the ticket now. It outlasts the hold by an hour, as in record.lua.
