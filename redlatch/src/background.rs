@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::environment::task;
+use crate::environment::{Creator, task};
 use crate::error::{Error, Result};
 use crate::name::ObjectKeys;
 use crate::runtime;
@@ -28,6 +28,8 @@ pub(crate) struct Background(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
+    /// What is held belongs to this process: a child that it forks settles nothing.
+    creator: Creator,
     /// The client's own runtime, if it has one. All work runs there.
     dedicated: OnceLock<Handle>,
     /// The runtime that was used last.
@@ -98,7 +100,12 @@ impl Background {
     }
 
     /// Remembers the current runtime as the fallback.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRuntime`] if no work can be done here.
     pub(crate) fn remember_runtime(&self) -> Result<()> {
+        self.0.creator.check()?;
         if self.0.dedicated.get().is_some() {
             return Ok(());
         }
@@ -122,6 +129,7 @@ impl Background {
     /// Returns the runtime for new work: the client's own, else the current one, else the one used last. A
     /// client may outlive the runtime in which it was created (a static client in tests).
     pub(crate) fn runtime(&self) -> Option<Handle> {
+        self.0.creator.check().ok()?;
         let dedicated = self.0.dedicated.get().cloned();
         dedicated
             .or_else(|| runtime::current().ok())
@@ -205,6 +213,9 @@ impl Background {
     /// Waits until the work that runs now has ended, and all that it leads to, except for what the
     /// store refuses, or has nothing of any more.
     pub(crate) async fn flush(&self) {
+        if !self.0.creator.is_here() {
+            return;
+        }
         let latest = self.0.works.lock().latest;
         let is_done = || (!self.0.works.lock().are_awaited(latest)).then_some(());
         wait_for(&self.0.changed, is_done).await;

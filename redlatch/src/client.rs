@@ -62,6 +62,11 @@ use crate::wait::{ChannelMap, WaitQueues};
 /// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
 /// `current_thread` runtime runs only inside of `block_on`. If it is kept but not driven, calls from other
 /// runtimes fail with [`Error::ResponseTimeout`]. Drive it, drop it, or create one client for each runtime.
+///
+/// # Processes
+///
+/// A client belongs to the process that created it. In a child that `fork` creates, its calls return
+/// [`Error::NoRuntime`], and a guard that the child drops releases nothing. Connect again in the child.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) session: Arc<Session>,
