@@ -6,17 +6,17 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::environment::task;
+use crate::environment::{Creator, task};
 use crate::error::{Error, Result};
 use crate::name::ObjectKeys;
 use crate::runtime;
@@ -28,10 +28,12 @@ pub(crate) struct Background(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
+    /// What is held belongs to this process: a child that it forks settles nothing.
+    creator: Creator,
     /// The client's own runtime, if it has one. All work runs there.
     dedicated: OnceLock<Handle>,
-    /// The runtime that was used last.
-    latest: Mutex<Option<Handle>>,
+    /// The runtimes that were used, the latest one last. One that has ended is forgotten when another one is needed or new.
+    runtimes: Mutex<Vec<Handle>>,
     works: Mutex<Works>,
     /// Notified when work has ended, or no flush waits for it any more.
     changed: Notify,
@@ -98,34 +100,81 @@ impl Background {
     }
 
     /// Remembers the current runtime as the fallback.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRuntime`] if no work can be done here.
     pub(crate) fn remember_runtime(&self) -> Result<()> {
+        self.0.creator.check()?;
         if self.0.dedicated.get().is_some() {
             return Ok(());
         }
         let current = runtime::current()?;
-        let mut latest = self.0.latest.lock();
-        if latest
-            .as_ref()
-            .is_none_or(|known| known.id() != current.id())
-        {
-            *latest = Some(current);
+        let runtimes = &mut *self.0.runtimes.lock();
+        if runtimes.last().is_some_and(|last| last.id() == current.id()) {
+            return Ok(());
+        }
+        match runtimes.iter().position(|one| one.id() == current.id()) {
+            Some(known) => runtimes[known..].rotate_left(1),
+            None => {
+                runtimes.retain(is_alive);
+                runtimes.push(current);
+            }
         }
         Ok(())
     }
 
-    /// Returns the runtime that was used last. It may have ended since.
-    pub(crate) fn latest_runtime(&self) -> Option<Handle> {
-        let dedicated = self.0.dedicated.get().cloned();
-        dedicated.or_else(|| self.0.latest.lock().clone())
-    }
-
-    /// Returns the runtime for new work: the client's own, else the current one, else the one used last. A
+    /// Returns the runtime for new work: the client's own, else the current one, else the one used last that is alive. A
     /// client may outlive the runtime in which it was created (a static client in tests).
     pub(crate) fn runtime(&self) -> Option<Handle> {
+        self.0.creator.check().ok()?;
         let dedicated = self.0.dedicated.get().cloned();
         dedicated
             .or_else(|| runtime::current().ok())
-            .or_else(|| self.latest_runtime())
+            .or_else(|| self.used_runtime())
+    }
+
+    /// Returns the runtime that was used last and is alive.
+    fn used_runtime(&self) -> Option<Handle> {
+        let runtimes = &mut *self.0.runtimes.lock();
+        while runtimes.pop_if(|last| !is_alive(last)).is_some() {}
+        runtimes.last().cloned()
+    }
+
+    /// Runs a task in a [runtime](Background::runtime). One that a runtime drops before it has begun, because that runtime ends,
+    /// begins in the next one. Without a runtime the task is dropped.
+    pub(crate) fn spawn_task(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) {
+        if let Some(runtime) = self.runtime() {
+            self.spawn_in(&runtime, work);
+        }
+    }
+
+    /// The same for a task that continues what another one did until its runtime has ended.
+    pub(crate) fn spawn_after(
+        &self,
+        ended: Id,
+        work: impl Future<Output = ()> + Send + Unpin + 'static,
+    ) {
+        let forget = |runtimes: &mut Vec<Handle>| runtimes.retain(|one| one.id() != ended);
+        forget(&mut self.0.runtimes.lock());
+        if self.0.creator.is_here()
+            && let Some(runtime) = self.used_runtime()
+        {
+            self.spawn_in(&runtime, work);
+        }
+    }
+
+    fn spawn_in(
+        &self,
+        runtime: &Handle,
+        work: impl Future<Output = ()> + Send + Unpin + 'static,
+    ) {
+        runtime.spawn(task(Begins {
+            background: self.clone(),
+            runtime: runtime.id(),
+            work: Some(work),
+            has_begun: false,
+        }));
     }
 
     /// Runs work for an object in the background. Never blocks, never panics. Without a live
@@ -153,10 +202,7 @@ impl Background {
         running: RunningWork,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        let work = Counted::new(Box::pin(work), running);
-        if let Some(runtime) = self.runtime() {
-            runtime.spawn(task(work));
-        }
+        self.spawn_task(Counted::new(Box::pin(work), running));
     }
 
     /// Runs `work` in the calling task. If the future is dropped after its first poll, and `detaches` then
@@ -205,6 +251,9 @@ impl Background {
     /// Waits until the work that runs now has ended, and all that it leads to, except for what the
     /// store refuses, or has nothing of any more.
     pub(crate) async fn flush(&self) {
+        if !self.0.creator.is_here() {
+            return;
+        }
         let latest = self.0.works.lock().latest;
         let is_done = || (!self.0.works.lock().are_awaited(latest)).then_some(());
         wait_for(&self.0.changed, is_done).await;
@@ -220,6 +269,44 @@ impl Background {
         let works = self.0.works.lock();
         let running = works.running.values();
         running.filter(|work| work.need != Need::Check).count()
+    }
+}
+
+/// Returns whether a runtime takes tasks. One that has ended drops them at once.
+fn is_alive(runtime: &Handle) -> bool {
+    let probe = runtime.spawn(task(pending::<()>()));
+    let is_dropped = probe.is_finished();
+    probe.abort();
+    !is_dropped
+}
+
+/// The work of a task, which begins in one of the runtimes of the client. (Once it has begun, its timers belong to that one.)
+struct Begins<W: Future<Output = ()> + Send + Unpin + 'static> {
+    background: Background,
+    runtime: Id,
+    work: Option<W>,
+    has_begun: bool,
+}
+
+impl<W: Future<Output = ()> + Send + Unpin + 'static> Future for Begins<W> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.has_begun = true;
+        match &mut self.work {
+            Some(work) => Pin::new(work).poll(cx),
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+impl<W: Future<Output = ()> + Send + Unpin + 'static> Drop for Begins<W> {
+    fn drop(&mut self) {
+        if !self.has_begun
+            && let Some(work) = self.work.take()
+        {
+            self.background.spawn_after(self.runtime, work);
+        }
     }
 }
 
@@ -544,6 +631,42 @@ mod tests {
         flush.await.unwrap();
         assert!(background.unsettled().is_empty());
         assert_eq!(background.running(), 0);
+    }
+
+    /// The thread is in none of the runtimes.
+    #[test]
+    fn work_begins_in_the_latest_runtime_that_is_alive() {
+        let start = |background: &Background| {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build().unwrap();
+            let remembered = runtime.block_on(async { background.remember_runtime() });
+            remembered.unwrap();
+            runtime
+        };
+        let background = Background::default();
+        let [living, ended, ending] = [(); 3].map(|()| start(&background));
+        let work = || {
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let work = async move { sender.send(Handle::current().id()).unwrap() };
+            background.spawn(&object("a"), work);
+            receiver
+        };
+        let queued = work();
+        drop(ended);
+        drop(ending);
+        let later = work();
+        living.block_on(async {
+            for begun in [queued, later] {
+                assert_eq!(begun.await.unwrap(), living.handle().id());
+            }
+        });
+        drop(living);
+        assert!(work().blocking_recv().is_err(), "there is no runtime");
+        assert_eq!(background.running(), 0);
+        for _ in 0..9 {
+            drop(start(&background));
+        }
+        assert_eq!(background.0.runtimes.lock().len(), 1);
     }
 
     #[test]

@@ -62,6 +62,11 @@ use crate::wait::{ChannelMap, WaitQueues};
 /// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
 /// `current_thread` runtime runs only inside of `block_on`. If it is kept but not driven, calls from other
 /// runtimes fail with [`Error::ResponseTimeout`]. Drive it, drop it, or create one client for each runtime.
+///
+/// # Processes
+///
+/// A client belongs to the process that created it. In a child that `fork` creates, its calls return
+/// [`Error::NoRuntime`], and a guard that the child drops releases nothing. Connect again in the child.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) session: Arc<Session>,
@@ -310,11 +315,14 @@ impl Client {
         let begun = Instant::now();
         self.session.waiting.drop_offers();
         self.session.background.flush().await;
-        self.session.registration.flush(begun).await;
+        // That needs timers.
+        if crate::runtime::current().is_ok() {
+            self.session.registration.flush(begun).await;
+        }
     }
 
     /// Waits as [`Client::flush`] does, but at most this long. Returns what is not settled yet, because the store does not answer
-    /// or refuses it. It is still tried in the background.
+    /// or refuses it. It is still tried in the background. Outside of a runtime with timers it does not wait.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -333,7 +341,9 @@ impl Client {
     ///
     /// Only waits; may be dropped.
     pub async fn flush_within(&self, limit: Duration) -> Unsettled {
-        let _ = tokio::time::timeout(limit, self.flush()).await;
+        if crate::runtime::current().is_ok() {
+            let _ = tokio::time::timeout(limit, self.flush()).await;
+        }
         let names = self.session.background.unsettled();
         Unsettled { names }
     }

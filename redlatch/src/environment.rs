@@ -1,7 +1,7 @@
 //! What the client needs from its environment: random numbers, owner numbers, tasks and its process. (Connections are
 //! made in `store::redis::connector`.) It is in one file so that a simulation can provide all of it.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::join::Boxed;
 #[cfg(feature = "simulation")]
 use crate::simulation;
@@ -31,6 +31,44 @@ pub(crate) fn simulated_number(end: usize) -> Option<usize> {
     {
         let _ = end;
         None
+    }
+}
+
+/// The process that created a value. A child that `fork` creates has a copy of the value, but not the threads, and shares
+/// the sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Creator(u32);
+
+impl Creator {
+    /// Returns the calling process.
+    pub(crate) fn this_process() -> Creator {
+        Creator(std::process::id())
+    }
+
+    /// Returns whether the calling process is the creator.
+    pub(crate) fn is_here(self) -> bool {
+        self == Creator::this_process()
+    }
+
+    /// Checks that the calling process is the creator.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRuntime`].
+    pub(crate) fn check(self) -> Result<()> {
+        self.is_here().then_some(()).ok_or(Error::NoRuntime)
+    }
+
+    /// Returns another process.
+    #[cfg(all(test, feature = "blocking"))]
+    pub(crate) fn other_process() -> Creator {
+        Creator(std::process::id() + 1)
+    }
+}
+
+impl Default for Creator {
+    fn default() -> Creator {
+        Creator::this_process()
     }
 }
 

@@ -287,8 +287,8 @@ pub enum Error {
     },
 
     /// There is no tokio runtime that the client could use: the call is outside of one, the runtime was
-    /// built without time or I/O, or it has shut down. Or this process was forked: a client of
-    /// [`blocking`](crate::blocking) works only in the process that created it.
+    /// built without time or I/O, or it has shut down. Or this process was forked: a client works only in
+    /// the process that created it.
     #[error(
         "there is no running tokio runtime with time and I/O enabled; \
          call from within one, or use `redlatch::blocking`, and connect again in a forked process"

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::environment::{random, simulated_owner_number};
 use crate::error::{Error, Result};
@@ -23,7 +23,8 @@ use crate::error::{Error, Result};
 ///
 /// An owner is a number that is unique in its process. The first number of a process is random, so a
 /// process that restarts under the same [`client_id`](crate::ClientBuilder::client_id) does not reuse the
-/// owners of its predecessor. The store keeps an owner in Redisson's format, `<client id>:<number>` (see
+/// owners of its predecessor. Nor does a child that `fork` creates; but a value of this type that the parent
+/// passes to two children is one owner. The store keeps an owner in Redisson's format, `<client id>:<number>` (see
 /// [`Client::owner_id`](crate::Client::owner_id)).
 ///
 /// ```
@@ -162,8 +163,33 @@ impl PartialEq<&str> for OwnerId {
 
 /// Returns a number that no other owner of this process has.
 fn next_number() -> u64 {
-    static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
-    simulated_owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed))
+    static NUMBERS: OwnerNumbers = OwnerNumbers::new();
+    simulated_owner_number().unwrap_or_else(|| NUMBERS.next(std::process::id()))
+}
+
+/// The numbers of the owners of a process. A child that `fork` creates has a copy, which starts anew.
+struct OwnerNumbers {
+    /// The process that they belong to. None has the id 0.
+    process: AtomicU32,
+    next: AtomicU64,
+}
+
+impl OwnerNumbers {
+    const fn new() -> OwnerNumbers {
+        OwnerNumbers {
+            process: AtomicU32::new(0),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    fn next(&self, process: u32) -> u64 {
+        if self.process.load(Ordering::Acquire) != process {
+            // In this order: a thread that finds the process also finds its numbers. Another thread may start them once more.
+            self.next.store(first_number(), Ordering::Relaxed);
+            self.process.store(process, Ordering::Release);
+        }
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 /// Chooses the number of the first owner of this process.
@@ -236,6 +262,26 @@ mod tests {
         let client = ClientId::custom("client").unwrap();
         assert_eq!(client.owner_id(owner), "client:42");
         assert_eq!(size_of::<Owner>(), 8);
+    }
+
+    /// A child has a copy of the numbers of its parent.
+    #[test]
+    fn processes_have_numbers_of_their_own() {
+        let parent = OwnerNumbers::new();
+        let first = parent.next(1);
+        assert_eq!(parent.next(1), first + 1);
+        let children = [2, 3].map(|process| {
+            let copy = OwnerNumbers {
+                process: parent.process.load(Ordering::Relaxed).into(),
+                next: parent.next.load(Ordering::Relaxed).into(),
+            };
+            let numbers = [copy.next(process), copy.next(process)];
+            assert_eq!(numbers[1], numbers[0] + 1);
+            numbers
+        });
+        let all: std::collections::HashSet<u64> = children.into_iter().flatten().collect();
+        assert_eq!(all.len(), 4);
+        assert!(!all.contains(&parent.next(1)));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! also by a panic.
 
 use std::io::{self, Stdout};
+use std::mem::ManuallyDrop;
 use std::panic;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,8 @@ use crate::process::{signals, terminal};
 /// Whether the terminal is changed.
 static IS_CHANGED: AtomicBool = AtomicBool::new(false);
 
-pub(super) struct Screen(Terminal<CrosstermBackend<Stdout>>);
+/// Not dropped by ratatui, which writes to standard error if the terminal is gone, and panics if that is the terminal, too.
+pub(super) struct Screen(ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>);
 
 impl Screen {
     pub(super) fn enter() -> Result<Screen, Failure> {
@@ -39,10 +41,13 @@ impl Screen {
         change().map_err(failure)?;
         // Restores it if the next step fails.
         let terminal = Terminal::new(CrosstermBackend::new(io::stdout()));
-        terminal.map(Screen).map_err(|error| {
-            restore();
-            failure(error)
-        })
+        match terminal {
+            Ok(terminal) => Ok(Screen(ManuallyDrop::new(terminal))),
+            Err(error) => {
+                restore();
+                Err(failure(error))
+            }
+        }
     }
 
     pub(super) fn draw(&mut self, view: &mut View) -> Result<(), Failure> {

@@ -303,3 +303,19 @@ fn top_needs_a_terminal() {
             "top needs a terminal on standard output; for scripts, use `redlatch ls --json` or",
         );
 }
+
+/// Nothing can be written any more, neither to standard output nor to standard error.
+#[test]
+fn top_ends_without_panic_when_its_terminal_is_gone() {
+    let dir = TempDir::new();
+    let (binary, code) = (env!("CARGO_BIN_EXE_redlatch"), dir.path("code"));
+    // The shell outlives its terminal.
+    let shell = at_a_terminal(&format!(
+        "trap : HUP; stty rows 24 cols 80; '{binary}' top; echo $? > '{code}.new'; mv '{code}.new' '{code}'"
+    ));
+    shell.until_stdout("redlatch top");
+    drop(shell);
+    until("it has ended", || std::path::Path::new(&code).exists());
+    let code = std::fs::read_to_string(code).unwrap();
+    assert_eq!(code.trim(), "71");
+}

@@ -33,9 +33,11 @@
 //! created fail with [`Error::NoRuntime`](crate::Error::NoRuntime), and a guard that the child drops releases nothing. Connect again in
 //! the child.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::Owner;
+use crate::environment::Creator;
 
 mod client;
 mod election;
@@ -74,14 +76,21 @@ pub struct Blocking<T> {
 }
 
 thread_local! {
-    static THREAD: Owner = Owner::new();
+    /// The owner of the thread, and the process that it was created for: the thread that calls `fork` has a copy in the child.
+    static THREAD: Cell<Option<(Creator, Owner)>> = const { Cell::new(None) };
 }
 
 /// Returns the owner that identifies the calling thread in this module: what [`Lock::holder`]
 /// returns when this thread holds a lock.
 pub fn current_thread() -> Owner {
-    // A thread that is being destroyed has lost its identity, so it gets a new one.
-    THREAD
-        .try_with(|owner| *owner)
-        .unwrap_or_else(|_| Owner::new())
+    let known = THREAD.try_with(Cell::get).ok().flatten();
+    let own = known.filter(|(process, _)| process.is_here());
+    own.map_or_else(new_thread, |(_, owner)| owner)
+}
+
+fn new_thread() -> Owner {
+    let owner = Owner::new();
+    // A thread that is being destroyed has lost its identity, so it gets a new one each time.
+    let _ = THREAD.try_with(|known| known.set(Some((Creator::this_process(), owner))));
+    owner
 }

@@ -14,7 +14,7 @@ use tokio::task::coop::poll_proceed;
 use tokio::task::yield_now;
 
 use crate::background::Background;
-use crate::environment::task;
+use crate::environment::{Creator, task};
 use crate::error::{Error, Result};
 
 /// How long a client's thread continues after its last handle, to release what was dropped.
@@ -23,7 +23,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 /// Where the calls of a client run.
 pub(super) struct Worker {
     /// The process of the threads that do the work. A child that it forks has none of them.
-    process: u32,
+    process: Creator,
     /// `None` only for several locks without members.
     runtime: Option<Handle>,
     /// The background work that must finish before the client's own thread ends.
@@ -69,7 +69,7 @@ impl Worker {
 
     fn new(runtime: Option<Handle>) -> Worker {
         Worker {
-            process: std::process::id(),
+            process: Creator::this_process(),
             runtime,
             background: Arc::default(),
             _ends: None,
@@ -108,8 +108,9 @@ impl Worker {
 
     /// Returns the runtime, unless the calling thread must not wait for it.
     pub(super) fn check(&self) -> Result<&Handle> {
-        if self.is_forked() {
-            return Err(Error::NoRuntime);
+        self.process.check()?;
+        for member in &self.members {
+            member.process.check()?;
         }
         let no_members = || Error::InvalidMembers {
             reason: "there are none; specify at least one".into(),
@@ -123,12 +124,6 @@ impl Worker {
             true => Err(Error::BlockedRuntime),
             false => Ok(runtime),
         }
-    }
-
-    /// Returns whether this is a copy in a child process, where no thread would ever do the work.
-    fn is_forked(&self) -> bool {
-        let process = std::process::id();
-        self.process != process || self.members.iter().any(|member| member.process != process)
     }
 
     /// Blocks until `event` completes, at most this long. Returns whether it has completed.
@@ -271,7 +266,7 @@ mod tests {
     fn client_of_another_process_has_no_runtime() {
         let forked = || {
             Arc::new(Worker {
-                process: std::process::id() + 1,
+                process: Creator::other_process(),
                 ..Worker::new(None)
             })
         };

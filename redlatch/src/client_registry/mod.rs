@@ -36,15 +36,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::step::{Setting, Write};
 use crate::background::Background;
 use crate::backoff::Backoff;
-use crate::environment::{ProcessInfo, process_info, task, task_id};
+use crate::environment::{ProcessInfo, process_info, task_id};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys, client_key};
@@ -140,7 +139,8 @@ struct State {
     failed: bool,
     /// How often in a row the store has refused to write.
     refusals: u32,
-    task: Option<AbortHandle>,
+    /// Exists while the task does.
+    task: Weak<()>,
 }
 
 /// Number of an entry, which distinguishes the holds of one owner.
@@ -357,16 +357,21 @@ impl Drop for RegisteredWait {
 impl Shared {
     /// Has the task write the changes. Starts it if it does not run, or its runtime has ended.
     fn notify_task(self: &Arc<Shared>, state: &mut State) {
-        if state.task.as_ref().is_some_and(|task| !task.is_finished()) {
-            self.changed.notify_one();
-        } else if let Some(runtime) = self.background.runtime() {
-            self.start_task(state, &runtime);
+        match state.task.strong_count() > 0 {
+            true => self.changed.notify_one(),
+            false => self.start_task(state, None),
         }
     }
 
-    fn start_task(self: &Arc<Shared>, state: &mut State, runtime: &Handle) {
-        let running = runtime.spawn(task(run_task(self.clone())));
-        state.task = Some(running.abort_handle());
+    /// Starts the task: again, if it ran in a runtime that has `ended`.
+    fn start_task(self: &Arc<Shared>, state: &mut State, ended: Option<Id>) {
+        let runs = Arc::new(());
+        state.task = Arc::downgrade(&runs);
+        let task = Box::pin(run_task(self.clone(), runs));
+        match ended {
+            None => self.background.spawn_task(task),
+            Some(ended) => self.background.spawn_after(ended, task),
+        }
     }
 
     /// Writes all changes.
@@ -459,7 +464,7 @@ impl Shared {
         let is_on = self.is_on.load(Ordering::Relaxed);
         let is_done = !is_on || (state.entries.is_empty() && state.is_written());
         if is_done {
-            state.task = None;
+            state.task = Weak::new();
         }
         self.written.notify_waiters();
         match (is_done, pause) {
@@ -494,9 +499,10 @@ enum Next {
 }
 
 /// The task, which runs while there are entries.
-async fn run_task(shared: Arc<Shared>) {
+async fn run_task(shared: Arc<Shared>, runs: Arc<()>) {
     let mut restart = RestartOnDrop {
         shared: shared.clone(),
+        _runs: runs,
         runtime: Handle::current().id(),
         ended: false,
     };
@@ -522,7 +528,8 @@ async fn run_task(shared: Arc<Shared>) {
 /// Continues in another runtime if the task is dropped because its runtime ends.
 struct RestartOnDrop {
     shared: Arc<Shared>,
-    runtime: tokio::runtime::Id,
+    _runs: Arc<()>,
+    runtime: Id,
     /// The task has ended by itself. If it is needed again, another one has already been started.
     ended: bool,
 }
@@ -536,13 +543,9 @@ impl Drop for RestartOnDrop {
         let state = &mut *shared.state.lock();
         // A step in flight may have been applied or not.
         (state.is_writing, state.failed, state.is_known) = (false, true, false);
-        state.task = None;
-        if !state.entries.is_empty()
-            && shared.store.strong_count() > 0
-            && let Some(runtime) = shared.background.latest_runtime()
-            && runtime.id() != self.runtime
-        {
-            shared.start_task(state, &runtime);
+        state.task = Weak::new();
+        if !state.entries.is_empty() && shared.store.strong_count() > 0 {
+            shared.start_task(state, Some(self.runtime));
         }
         shared.written.notify_waiters();
     }

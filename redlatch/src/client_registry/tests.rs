@@ -512,7 +512,7 @@ async fn waits_of_other_prefixes_are_not_inspected() {
 
 #[test]
 fn entries_outlive_the_runtime_of_the_task() {
-    let [first, second] = [(); 2].map(|()| {
+    let [first, second, other] = [(); 3].map(|()| {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_all().start_paused(true).build().unwrap()
     });
@@ -528,7 +528,15 @@ fn entries_outlive_the_runtime_of_the_task() {
         client.session.registration.0.state.lock().is_writing = true;
         let begun = Instant::now();
         let flush = client.flush();
-        let end = async { std::thread::spawn(move || drop(first)).join().unwrap() };
+        // The runtime that was used last has ended, too.
+        let late = client.lock("c");
+        let end = move || {
+            let used = other.block_on(async { late.lock().await?.unlock().await });
+            used.unwrap();
+            drop(other);
+            drop(first);
+        };
+        let end = async { std::thread::spawn(end).join().unwrap() };
         tokio::join!(flush, end);
         assert!(begun.elapsed() < SECOND);
         sleep(100 * SECOND).await;

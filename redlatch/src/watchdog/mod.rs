@@ -34,9 +34,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
@@ -90,7 +90,10 @@ struct Core {
 
 struct State {
     schedule: Schedule,
-    task: Option<AbortHandle>,
+    /// Exists while the task does.
+    task: Weak<()>,
+    /// Whether the client was dropped, which ends the task.
+    ended: bool,
 }
 
 impl Watchdog {
@@ -109,7 +112,8 @@ impl Watchdog {
                 background,
                 state: Mutex::new(State {
                     schedule: Schedule::new(lease),
-                    task: None,
+                    task: Weak::new(),
+                    ended: false,
                 }),
                 wake_sooner: Notify::new(),
                 suspects: store.suspects(),
@@ -142,13 +146,12 @@ impl Watchdog {
     pub(crate) fn watch_at(&self, hold: &Arc<Hold>, now: Instant) {
         let state = &mut *self.core.state.lock();
         self.core.watch(&mut state.schedule, hold, now);
-        let runs = |task: &AbortHandle| !task.is_finished();
-        if state.task.as_ref().is_some_and(runs) {
+        if state.task.strong_count() > 0 {
             if state.schedule.wakes_too_late() {
                 self.core.wake_sooner.notify_one();
             }
-        } else if let Some(runtime) = self.core.background.runtime() {
-            self.core.start_task(state, &runtime);
+        } else {
+            self.core.start_task(state, None);
         }
     }
 
@@ -180,9 +183,8 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        if let Some(task) = self.core.state.lock().task.take() {
-            task.abort();
-        }
+        self.core.state.lock().ended = true;
+        self.core.wake_sooner.notify_one();
     }
 }
 
@@ -196,10 +198,16 @@ impl Core {
         }
     }
 
-    fn start_task(self: &Arc<Core>, state: &mut State, runtime: &Handle) {
-        let task = runtime.spawn(task(run_task(self.clone())));
-        state.task = Some(task.abort_handle());
+    /// Starts the task: again, if it ran in a runtime that has `ended`.
+    fn start_task(self: &Arc<Core>, state: &mut State, ended: Option<Id>) {
+        let runs = Arc::new(());
+        state.task = Arc::downgrade(&runs);
         state.schedule.started(Instant::now());
+        let task = Box::pin(run_task(self.clone(), runs));
+        match ended {
+            None => self.background.spawn_task(task),
+            Some(ended) => self.background.spawn_after(ended, task),
+        }
     }
 
     /// Has the schedule watch a hold, unless that has ended.
@@ -306,7 +314,7 @@ impl Core {
         }
     }
 
-    /// Plans when the task wakes next. `None` ends the task, because there is nothing to watch.
+    /// Plans when the task wakes next. `None` ends the task, because there is nothing to watch or the client was dropped.
     fn plan_wake(&self, batches_in_flight: usize) -> Option<Instant> {
         let times = self.times();
         let all = [times.first_after, times.registered_after];
@@ -315,8 +323,9 @@ impl Core {
         let state = &mut *self.state.lock();
         let schedule = &mut state.schedule;
         let wakes_at = schedule.plan_wake(Instant::now(), batches_in_flight, first_renewal);
+        let wakes_at = wakes_at.filter(|_| !state.ended);
         if wakes_at.is_none() {
-            state.task = None;
+            state.task = Weak::new();
         }
         wakes_at
     }
@@ -383,10 +392,11 @@ impl Drop for InFlight {
     }
 }
 
-/// The task. If its runtime ends before the last hold, the task continues in the runtime used last.
-async fn run_task(core: Arc<Core>) {
+/// The task. If its runtime ends before the last hold, the task continues in another one that the client has used.
+async fn run_task(core: Arc<Core>, runs: Arc<()>) {
     let mut restart = RestartOnDrop {
         core: core.clone(),
+        _runs: runs,
         runtime: Handle::current().id(),
         ended: false,
     };
@@ -429,22 +439,22 @@ async fn run_task(core: Arc<Core>) {
 /// Starts the task again in another runtime if it is dropped before it has ended.
 struct RestartOnDrop {
     core: Arc<Core>,
-    runtime: tokio::runtime::Id,
+    _runs: Arc<()>,
+    runtime: Id,
     /// The task has ended by itself. If it is needed again, another one has already been started.
     ended: bool,
 }
 
 impl Drop for RestartOnDrop {
     fn drop(&mut self) {
-        let core = &self.core;
-        let state = &mut *core.state.lock();
-        if self.ended || state.schedule.len() == 0 || core.store.strong_count() == 0 {
+        if self.ended {
             return;
         }
-        if let Some(runtime) = core.background.latest_runtime()
-            && runtime.id() != self.runtime
-        {
-            core.start_task(state, &runtime);
+        let core = &self.core;
+        let state = &mut *core.state.lock();
+        state.task = Weak::new();
+        if !state.ended && state.schedule.len() > 0 {
+            core.start_task(state, Some(self.runtime));
         }
     }
 }

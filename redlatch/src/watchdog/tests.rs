@@ -438,28 +438,37 @@ async fn hold_acquired_again_is_not_in_two_batches() {
     assert_eq!((batches(&watchdog).len(), watchdog.len()), (1, 1));
 }
 
+/// Another runtime was used after the one that continues, and ends before or after that of the watchdog.
 #[test]
-fn watchdog_continues_in_last_used_runtime() {
-    let (first, second) = (runtime(), runtime());
-    let watchdog = watchdog();
-    let (watchdog, one) = first.block_on(async {
-        let one = Watched::renewed();
-        watchdog.watch(&one.hold);
-        tokio::task::yield_now().await;
-        (watchdog, one)
-    });
-    second
-        .block_on(async { watchdog.core.background.remember_runtime() })
-        .unwrap();
-    drop(first);
-    second.block_on(async {
-        sleep(15 * SECOND).await;
-        assert_eq!((one.steps().len(), tasks()), (1, 1));
-        // It has nothing to continue for once it has ended by itself.
-        watchdog.unwatch(&one.hold);
-        sleep(40 * SECOND).await;
-        assert_eq!(tasks(), 0);
-    });
+fn watchdog_continues_in_a_living_runtime() {
+    for ends_before in [true, false] {
+        let [first, second, other] = [(); 3].map(|()| runtime());
+        let watchdog = watchdog();
+        let (watchdog, one) = first.block_on(async {
+            let one = Watched::renewed();
+            watchdog.watch(&one.hold);
+            tokio::task::yield_now().await;
+            (watchdog, one)
+        });
+        for runtime in [&second, &other] {
+            let background = &watchdog.core.background;
+            let remembered = runtime.block_on(async { background.remember_runtime() });
+            remembered.unwrap();
+        }
+        let in_order = match ends_before {
+            true => [other, first],
+            false => [first, other],
+        };
+        in_order.into_iter().for_each(drop);
+        second.block_on(async {
+            sleep(15 * SECOND).await;
+            assert_eq!((one.steps().len(), tasks()), (1, 1), "{ends_before}");
+            // It has nothing to continue for once it has ended by itself.
+            watchdog.unwatch(&one.hold);
+            sleep(40 * SECOND).await;
+            assert_eq!(tasks(), 0);
+        });
+    }
 }
 
 #[test]

@@ -272,6 +272,7 @@ impl Scheduled {
         W: Future<Output: Into<Outcome>>,
     {
         self.check()?;
+        crate::runtime::current()?;
         let begun = self.now() - START_GRACE;
         let mut plan = Plan::new(self.cron.clone(), self.catch_up, self.jitter, begun);
         let (progressed, _) = watch::channel(Progressed {

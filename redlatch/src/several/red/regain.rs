@@ -30,7 +30,6 @@ use super::round::request_member;
 use super::{answer_within, quorum};
 use crate::background::Counted;
 use crate::backoff::Backoff;
-use crate::environment::task;
 use crate::join::join_all;
 use crate::lease::Lease;
 use crate::runtime::sleep_until;
@@ -108,9 +107,7 @@ pub(super) struct MemberRequests {
 impl MemberRequests {
     /// Requests missing members in the background for as long as the lock is held.
     pub(super) fn start(self, first: &Session) {
-        if let Some(runtime) = first.background.runtime() {
-            runtime.spawn(task(self.run()));
-        }
+        first.background.spawn_task(Box::pin(self.run()));
     }
 
     async fn run(self) {

@@ -114,7 +114,7 @@ impl<'a> CommandRequest<'a> {
         response_timeout: Duration,
     ) -> Boxed<'a, Result<RawAnswer>> {
         Box::pin(async move {
-            check_runtime()?;
+            self.topology.check_callable()?;
             let progress = self.progress;
             let mut retry = Retry::with_timeout(response_timeout);
             let started = retry.started;
@@ -159,7 +159,7 @@ impl<'a> CommandRequest<'a> {
         response_timeout: Duration,
         answered_within: Duration,
     ) -> Result<RawAnswer> {
-        check_runtime()?;
+        self.topology.check_callable()?;
         let progress = self.progress;
         let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
             step: what,
@@ -205,7 +205,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     pub(in crate::store) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
-        check_runtime()?;
+        self.topology.check_callable()?;
         match timeout(limit, pin!(self.send())).await {
             Ok(answer) => answer.map_err(ExchangeError::into_error),
             Err(_) => {
@@ -701,11 +701,6 @@ async fn check_moved_by_master(node: &Node) -> Result<(), ExchangeError> {
         true => Ok(()),
         false => Err(replaced()),
     }
-}
-
-/// Checks for a runtime with timers: without it, timeouts would panic.
-pub(super) fn check_runtime() -> Result<()> {
-    crate::runtime::current().map(drop)
 }
 
 /// A step that may wait for its script. If its caller drops it before it is sent, it was not sent.

@@ -40,7 +40,7 @@ pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
 pub(crate) use self::credentials::{Password, Provider};
 pub(super) use self::exchange::CommandRequest;
-use self::exchange::{PooledCmd, RawAnswer, check_runtime};
+use self::exchange::{PooledCmd, RawAnswer};
 use self::exchange_error::ExchangeError;
 use self::node::{Node, NodeSettings};
 use self::options::ConnectOptions;
@@ -181,7 +181,7 @@ impl Redis {
 
     /// Returns the nodes that serve keys.
     async fn masters(&self) -> Result<Vec<Arc<Node>>> {
-        check_runtime()?;
+        self.topology.check_callable()?;
         with_response_timeout(self.response_timeout, self.topology.masters()).await
     }
 

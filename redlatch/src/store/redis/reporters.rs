@@ -28,7 +28,7 @@ impl Redis {
         changes: &Arc<Changes>,
         reporters: &Reporters,
     ) -> Result<()> {
-        super::exchange::check_runtime()?;
+        self.topology.check_callable()?;
         let limit: Duration = self.response_timeout;
         let connections = reporters.connect(&self.topology, changes);
         let connections = with_response_timeout(limit, connections).await?;

@@ -44,6 +44,7 @@ impl Redis {
 
     /// Waits for an answer of each node that serves keys.
     pub(crate) async fn ping(&self) -> Result<()> {
+        self.topology.check_callable()?;
         let pinging = async {
             let nodes = self.masters().await?;
             let answers = join_all(nodes.iter().map(|node| self.ping_node(node))).await;

@@ -22,6 +22,7 @@ use super::options::ReplicaSync;
 use super::sentinel::Sentinels;
 use super::slot::slot;
 use super::url::Deployment;
+use crate::environment::Creator;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::name::{SPANS_SLOTS, spans_slots};
@@ -30,6 +31,7 @@ use crate::store::{ServerId, SharedSubscriber};
 
 pub(in crate::store) struct Topology {
     form: Form,
+    creator: Creator,
     /// Address of the deployment, without anything that could be secret.
     pub(in crate::store) address: String,
     /// How scripts publish in this deployment.
@@ -118,9 +120,17 @@ impl Topology {
             batching: redis.batching,
             has_slots: AtomicBool::new(is_cluster),
             form,
+            creator: Creator::this_process(),
             address,
             unassigned_limits: Arc::default(),
         }
+    }
+
+    /// Checks that commands can be sent here: in a runtime with timers, without which timeouts would panic, and by the process
+    /// to which the connections belong.
+    pub(super) fn check_callable(&self) -> Result<()> {
+        self.creator.check()?;
+        crate::runtime::current().map(drop)
     }
 
     /// Adds to a refusal by a replica what it means.

@@ -6,6 +6,7 @@ mod client_registry;
 mod client_tracking;
 mod election;
 mod fairness;
+mod forked;
 mod future_size;
 mod job;
 mod local_queues;

@@ -2,51 +2,123 @@
 
 use std::task::{Context, Waker};
 
+use redlatch::TryLockError;
+use redlatch::job::Cron;
+
 use crate::common::prelude::*;
 
-/// Read-only calls also return an error outside a runtime, and do not panic.
+fn refused<T>(what: &str, call: impl IntoFuture<Output = redlatch::Result<T>>) {
+    match poll_once(call) {
+        Poll::Ready(Err(Error::NoRuntime)) => {}
+        Poll::Ready(Ok(_)) => panic!("{what}: done"),
+        Poll::Ready(Err(error)) => panic!("{what}: {error}"),
+        Poll::Pending => panic!("{what}: pending"),
+    }
+}
+
+fn poll_once<F: IntoFuture>(call: F) -> Poll<F::Output> {
+    let mut context = Context::from_waker(Waker::noop());
+    pin!(call.into_future()).poll(&mut context)
+}
+
+/// Also in one without timers. Read-only calls return an error, too.
 #[test]
 fn calls_without_runtime_fail_and_do_not_panic() {
-    fn refused<T>(what: &str, call: impl IntoFuture<Output = redlatch::Result<T>>) {
-        let mut context = Context::from_waker(Waker::noop());
-        match pin!(call.into_future()).poll(&mut context) {
-            Poll::Ready(Err(Error::NoRuntime)) => {}
-            Poll::Ready(Ok(_)) => panic!("{what}: done"),
-            Poll::Ready(Err(error)) => panic!("{what}: {error}"),
-            Poll::Pending => panic!("{what}: pending"),
+    let whole = threaded_runtime();
+    let bare = tokio::runtime::Builder::new_current_thread().build();
+    let bare = bare.unwrap();
+    let url = shared().url();
+    let client = whole.block_on(Client::connect(&url)).unwrap();
+    for inside in [false, true] {
+        let _inside = inside.then(|| bare.enter());
+        refused("connect", Client::connect(&url));
+        refused("ping", client.ping());
+        calls_of_client(&client);
+        calls_of_locks(&client);
+        calls_of_counters(&client);
+        for client in [&client, &Client::embedded()] {
+            assert_eq!(poll_once(client.flush()), Poll::Ready(()));
+            let unsettled = poll_once(client.flush_within(LONG));
+            assert_matches!(unsettled, Poll::Ready(none) if none.is_empty());
+            refused("lock", client.lock("a").lock());
+            refused("acquire", client.semaphore("a").acquire());
+            refused("release", client.semaphore("a").release(1));
+            let job = client.job("a");
+            let scheduled = job.schedule(Cron::parse("* * * * *").unwrap());
+            refused("scheduled", scheduled.run(async |_| {}));
         }
     }
-    let runtime = threaded_runtime();
-    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+}
+
+fn calls_of_client(client: &Client) {
+    let name = unique("no-runtime");
+    refused("inspect", client.inspect(&name));
+    refused("waiters", client.waiters(&name));
+    refused("wait_graph", client.wait_graph());
+    refused("list", client.list("*").next());
+    refused("watch", client.watch("*").next());
+    refused("jobs", client.jobs("*"));
+    refused("job", client.job(&name).history());
+    let once = client.once(&name, "slot");
+    refused("begin", once.begin());
+    refused("run", once.run(async {}));
+    let election = client.election(&name);
+    refused("campaign", election.campaign("me"));
+    refused("leader", election.leader());
+    refused("observe", election.observe().next());
+    refused("advance_epoch", election.advance_epoch(7));
+}
+
+fn calls_of_locks(client: &Client) {
     let name = unique("no-runtime");
     let (lock, me) = (client.lock(&name), Owner::new());
     refused("lock", lock.lock());
+    refused("run", lock.lock().run(async {}));
     refused("try_lock", lock.try_lock());
+    refused("wait", lock.try_lock().wait(LONG));
+    let or_busy = poll_once(lock.try_lock().or_busy());
+    assert_matches!(or_busy, Poll::Ready(Err(TryLockError::Failed(Error::NoRuntime))));
     refused("is_locked", lock.is_locked());
     refused("holder", lock.holder());
     refused("force_unlock", lock.force_unlock());
-    refused("inspect", client.inspect(&name));
-    refused("red lock", RedLock::new([lock.clone()]).is_held_by(me));
+    refused("revoke", lock.revoke(LONG));
+    refused("fenced", client.fenced_lock(&name).lock());
+    refused("advance_token", client.fenced_lock(&name).advance_token(7));
+    refused("fair", client.fair_lock(&name).lock());
+    refused("queue", client.fair_lock(&name).queue());
+    refused("spin", client.spin_lock(&name).lock());
+    refused("read", client.read_write_lock(&name).read().lock());
+    let fair = client.fair_read_write_lock(&name);
+    refused("fair write", fair.write().lock());
+    refused("group", client.group_lock(&name, "value").lock());
+    let both = MultiLock::new([&lock]);
+    refused("multi-lock", both.lock());
+    let red = RedLock::new([&lock]);
+    refused("red lock", red.lock());
+    refused("red lock is_held_by", red.is_held_by(me));
+}
+
+fn calls_of_counters(client: &Client) {
+    let name = unique("no-runtime");
     let semaphore = client.semaphore(&name);
     refused("acquire", semaphore.acquire());
     refused("available", semaphore.available());
     refused("try_set_permits", semaphore.try_set_permits(1));
     refused("add_permits", semaphore.add_permits(1));
+    refused("release", semaphore.release(1));
+    refused("drain", semaphore.drain());
     refused("delete", semaphore.delete());
     let expirable = client.expirable_semaphore(&name);
     refused("expirable acquire", expirable.acquire());
     refused("expirable available", expirable.available());
     refused("expirable set_permits", expirable.set_permits(1));
-    let embedded = Client::embedded();
-    refused("embedded lock", embedded.lock("a").lock());
-    refused("embedded acquire", embedded.semaphore("a").acquire());
-    refused("embedded release", embedded.semaphore("a").release(1));
-    refused("release", semaphore.release(1));
+    refused("fair semaphore", client.fair_semaphore(&name, 1).acquire());
     let latch = client.count_down_latch(&name);
     refused("count", latch.count());
     refused("count_down", latch.count_down());
     refused("try_set_count", latch.try_set_count(1));
-    refused("wait", latch.wait().into_future());
+    refused("latch", latch.wait().into_future());
+    refused("latch with limit", latch.try_wait().wait(LONG));
     refused("latch delete", latch.delete());
 }
 
@@ -180,6 +252,20 @@ fn guard_can_outlive_its_runtime() {
     // The client continues to work in another runtime, on a new connection.
     let guard = rest.block_on(done("in another runtime", lock.lock()));
     rest.block_on(free(guard));
+}
+
+/// A guard that is dropped outside of runtimes is released in one that is alive, although another one was used later.
+#[test]
+fn guard_dropped_on_a_thread_is_released_in_a_living_runtime() {
+    let (living, other) = (threaded_runtime(), threaded_runtime());
+    let client = Client::embedded();
+    let guard = held_in(&living, client.lock("a"));
+    let last = held_in(&other, client.lock("b"));
+    other.block_on(free(last));
+    drop(other);
+    drop(guard);
+    living.block_on(within_limit("released", client.flush()));
+    assert!(!living.block_on(client.lock("a").is_locked()).unwrap());
 }
 
 /// Nothing panics in a runtime without timers, regardless of where the client was created.
