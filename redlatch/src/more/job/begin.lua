@@ -40,7 +40,9 @@ local function change(name, value)
     table.insert(changes, name)
     table.insert(changes, value)
 end
+local ended = {}
 local function lose(of)
+    ended[of] = true
     change('end:' .. of, string.format('%d', now) .. '\nlost\n\n')
 end
 
@@ -104,15 +106,24 @@ change('last', string.format('%d', math.max(last or slot, slot)))
 change('latest', field(attempt))
 change('schedule', ARGV[9])
 change('run:' .. field(attempt), string.format('%d', now) .. '\n' .. run .. '\n' .. ARGV[8])
--- The oldest runs that are not kept. Found before anything changes.
-local runs = { { slot, attempt, field(attempt) } }
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+-- The runs that are not kept: the oldest, those that last after all others. Found before anything changes.
+local runs = { { slot, attempt, field(attempt), true } }
+local names = redis.call('HKEYS', KEYS[1])
+for _, name in ipairs(names) do
+    ended[string.match(name, '^end:(.*)$') or ''] = true
+end
+for _, name in ipairs(names) do
     local of, number = string.match(name, '^run:(%d+):(%d+)$')
     if of then
-        table.insert(runs, { tonumber(of), tonumber(number), of .. ':' .. number })
+        local id = of .. ':' .. number
+        local lasts = not ended[id] and left(redis.call('HGET', KEYS[1], name)) ~= false
+        table.insert(runs, { tonumber(of), tonumber(number), id, lasts })
     end
 end
 table.sort(runs, function(a, b)
+    if a[4] ~= b[4] then
+        return b[4]
+    end
     return a[1] < b[1] or a[1] == b[1] and a[2] < b[2]
 end)
 -- Deletes nothing: if HDEL is refused, nothing has changed.

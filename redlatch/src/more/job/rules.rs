@@ -19,7 +19,8 @@
 //! - *A slot runs again later.* Slots only grow.
 //! - *A machine whose clock is far ahead uses up the slots of the others.* A slot that is too early
 //!   by the clock of the server does not begin.
-//! - *The record grows.* It keeps the latest runs only, and expires.
+//! - *The record grows.* It keeps the latest runs only, and expires. Those that last are kept longest,
+//!   so that their ends are recorded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -221,10 +222,17 @@ impl<'a> Begin<'a> {
             ("schedule".to_owned(), self.schedule.to_owned()),
             (format!("run:{}", of(attempt)), run),
         ]);
-        let mut runs: Vec<_> = fields.keys().filter_map(|field| slot_of(field)).collect();
+        let mut runs = Vec::new();
+        for (field, text) in &fields {
+            if let Some((slot, attempt)) = slot_of(field) {
+                let has_ended = fields.contains_key(&field.replacen("run", "end", 1));
+                let lasts = !has_ended && left(keyspace, text)?.is_some();
+                runs.push((lasts, slot, attempt));
+            }
+        }
         runs.sort_unstable();
         let surplus = runs.len().saturating_sub(self.kept as usize);
-        for (slot, attempt) in runs.into_iter().take(surplus) {
+        for (_, slot, attempt) in runs.into_iter().take(surplus) {
             for part in ["run", "end"] {
                 fields.remove(&format!("{part}:{}", attempt_key(slot, attempt)));
             }

@@ -431,7 +431,14 @@ impl Scheduled {
         loop {
             let step = finish(keys, id, of, end);
             match session.store.run_urgent(&step).await {
-                Ok(_) => return,
+                Ok(true) => return,
+                Ok(false) => {
+                    let job = object.full_name();
+                    return tracing::warn!(
+                        job,
+                        "the end of a run was not recorded: the run is not kept, or counts as lost"
+                    );
+                }
                 Err(error) if error.is_transient() && held.is_valid() => {
                     sleep(Duration::from_secs(1)).await;
                 }

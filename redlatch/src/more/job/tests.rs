@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep};
 
 use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
-use super::rules::{Begin, Begun, Overlap, read};
+use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
 use super::scheduler::KEPT;
-use super::{Cron, History, Job, Outcome, Run, RunState, Scheduled};
+use super::{Cron, History, Job, Outcome, Run, RunRecord, RunState, Scheduled};
 use crate::lease::Lease;
 use crate::step::differential::check_random;
 use crate::store::embedded::failure_injection::Failure;
@@ -630,6 +630,45 @@ async fn slot_is_repeated_as_often_as_can_be_set() {
         assert!(runs.iter().all(|run| run.state == RunState::Lost));
     })
     .await;
+}
+
+/// More runs last at a time than the record keeps of those that have ended.
+#[tokio::test]
+async fn run_that_lasts_is_kept_longer_than_others() {
+    Beginner::on_each_store(async |client, lasts| {
+        let job = Beginner::new(client).await;
+        let begin = async |run: i64, lock| {
+            let id = run.to_string();
+            let begun = job.begin(&id, run, 1, Overlap::Allow, lock).await;
+            assert_eq!(begun, Begun::New(1), "{run}");
+        };
+        let end = async |run: i64| {
+            let (id, of) = (run.to_string(), attempt_key(job.now + run * 1000, 1));
+            let step = finish(&job.job.keys, &id, &of, "ok\ndone\n");
+            let store = &job.job.session.store;
+            store.run_idempotent(&step).await.unwrap()
+        };
+        let kept = i64::from(KEPT);
+        for run in 1..=kept {
+            begin(run, if run == kept - 1 { DEAD } else { lasts }).await;
+        }
+        assert!(end(kept).await);
+        // In the place of the one that is dead, of that which has ended, and of the oldest.
+        for (run, known) in [(kept + 1, true), (kept + 2, true), (kept + 3, false)] {
+            begin(run, lasts).await;
+            let runs = job.job.history().await.unwrap().unwrap().runs;
+            assert_eq!(runs.len(), KEPT as usize);
+            let is_first = |run: &RunRecord| run.slot == at_ms(job.now + 1000);
+            assert_eq!(runs.iter().any(is_first), known, "{run}");
+        }
+        assert!(!end(1).await);
+        assert!(end(2).await);
+    })
+    .await;
+}
+
+fn at_ms(millis: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(millis.unsigned_abs())
 }
 
 /// The step arrives after an outage.
