@@ -142,6 +142,12 @@ fn job(line: &str, zone: &str, environment: &BTreeMap<String, String>) -> Result
     if name.is_empty() {
         return Err("a name and a command expected behind the schedule".to_owned());
     }
+    if name.starts_with('/') {
+        // The name is missing, or was read as the day of the week.
+        return Err(format!(
+            "a name expected behind the schedule `{schedule}`, and not the command `{name}`"
+        ));
+    }
     let (options, command) = match rest.strip_prefix('[') {
         None => (Options::default(), rest),
         Some(rest) => {
@@ -377,6 +383,8 @@ mod tests {
                 "a command expected behind the name `report`",
             ),
             ("0 2 * * * report []", "a command expected"),
+            ("0 2 * * * /opt/report.sh --all", "a name expected"),
+            ("0 2 * * * 5 /opt/report.sh --all", "`0 2 * * * 5`"),
             ("61 2 * * * report true", "cron: "),
             ("@never report true", "cron: "),
             ("0 2 30 2 * report true", "never fires"),

@@ -3,7 +3,8 @@
 //! 1. Reads the file ([`crontab`]). Each job is scheduled by the library (`redlatch::job`).
 //! 2. A firing that this machine gets is a process (`cmd`), while the library holds its lock.
 //! 3. SIGHUP reads the file again. Jobs whose lines have changed are replaced; what they run ends
-//!    by itself.
+//!    by itself. A job that the store refuses ends the program if it is one of those at the start.
+//!    Later, only that job is dropped.
 
 mod cmd;
 mod crontab;
@@ -135,14 +136,18 @@ impl<'a> Running<'a> {
         stop
     }
 
-    /// Waits for signals, and for a job that the store refuses. Then for the end of all runs.
+    /// Waits for signals, and at the start for a job that the store refuses. Then for the end of all runs.
     async fn until_ended(&mut self, signals: &mut Signals) -> Result<u8, Failure> {
+        let mut has_reloaded = false;
         let ended = loop {
             tokio::select! {
                 biased;
                 caught = signals.next() => match caught {
                     Caught::End(Signal::HUP) => match read(self.cron).await {
-                        Ok(jobs) => self.replace(jobs),
+                        Ok(jobs) => {
+                            has_reloaded = true;
+                            self.replace(jobs);
+                        }
                         Err(failure) => {
                             stderr!("{}; the jobs stay as they were", failure.message);
                         }
@@ -156,7 +161,12 @@ impl<'a> Running<'a> {
                     Ok((name, Err(error))) => {
                         let failure = Failure::from(error);
                         let message = format!("{name}: {}", failure.message);
-                        break Err(Failure { message, ..failure });
+                        if !has_reloaded {
+                            break Err(Failure { message, ..failure });
+                        }
+                        stderr!("{message}; this job is not scheduled");
+                        // Not one that has taken its place.
+                        self.jobs.retain(|_, (_, stop)| !stop.is_closed());
                     }
                     Err(panic) => {
                         let (code, message) = (exit::SOFTWARE, panic.to_string());

@@ -298,6 +298,32 @@ fn signals_end_and_reload() {
     }
 }
 
+/// Its key has a value of another program. At the start that ends the program.
+#[test]
+fn job_that_the_store_refuses_after_a_reload_ends_no_other() {
+    let (temp_dir, server) = (TempDir::new(), Server::start());
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let job = |name: &str| format!("* * * * * * {name} echo {name} >> {ran}\n");
+    std::fs::write(&file, job("good")).unwrap();
+    let cron = start(&server, &file, 0);
+    let _: () = server.command(&["SET", "redlatch_job:{bad}", "text"]);
+    std::fs::write(&file, job("good") + &job("bad")).unwrap();
+    cron.signal(Signal::HUP);
+    cron.until_stderr("this job is not scheduled\n");
+    let before = words(&ran).len();
+    until("further runs", || words(&ran).len() >= before + 2);
+    // The next reload tries it again.
+    let _: i64 = server.command(&["DEL", "redlatch_job:{bad}"]);
+    cron.signal(Signal::HUP);
+    until("the job", || words(&ran).contains(&vec!["bad".to_owned()]));
+    cron.signal(Signal::TERM);
+    let stderr = cron.finish().expect(0).stderr;
+    assert!(stderr.contains("redlatch: bad: "), "{stderr}");
+    let _: () = server.command(&["SET", "redlatch_job:{worse}", "text"]);
+    std::fs::write(&file, job("worse")).unwrap();
+    finish(redlatch(&server, &["cron", &file])).expect(65);
+}
+
 /// A stopped process would renew no lock, while its commands run.
 #[test]
 fn stop_signals_do_not_stop_it() {

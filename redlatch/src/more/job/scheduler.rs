@@ -434,10 +434,7 @@ impl Scheduled {
                 Ok(true) => return,
                 Ok(false) => {
                     let job = object.full_name();
-                    return tracing::warn!(
-                        job,
-                        "the end of a run was not recorded: the run is not kept, or counts as lost"
-                    );
+                    return tracing::warn!(job, "a run ended that is not kept or counts as lost");
                 }
                 Err(error) if error.is_transient() && held.is_valid() => {
                     sleep(Duration::from_secs(1)).await;
