@@ -193,8 +193,10 @@ fn print_usage_error(mut error: clap::Error) -> ExitCode {
         return exit_code(printed.map(|_| exit::OK));
     }
     shorten_arguments(&mut error);
+    let lacks = error.get(ContextKind::InvalidSubcommand);
+    let is_empty = matches!(lacks, Some(ContextValue::String(command)) if command == "redlatch");
     let message = match error.kind() {
-        ErrorKind::MissingSubcommand => Args::command().render_help().to_string(),
+        ErrorKind::MissingSubcommand if is_empty => Args::command().render_help().to_string(),
         _ => error.to_string(),
     };
     stderr::usage_text(&message);

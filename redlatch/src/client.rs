@@ -61,7 +61,8 @@ use crate::wait::{ChannelMap, WaitQueues};
 ///
 /// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
 /// `current_thread` runtime runs only inside of `block_on`. If it is kept but not driven, calls from other
-/// runtimes fail with [`Error::ResponseTimeout`]. Drive it, drop it, or create one client for each runtime.
+/// runtimes fail with [`Error::ResponseTimeout`]. Nor does a waiter in such a runtime go on: the waiters behind it in this client
+/// wait up to their limits, also after the lock has been released. Drive it, drop it, or create one client for each runtime.
 ///
 /// # Processes
 ///

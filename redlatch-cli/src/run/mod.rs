@@ -183,7 +183,17 @@ async fn validate_request(run: &Run) -> Result<(), Failure> {
         ));
     }
     if let Some(once) = run.once(&client) {
-        once.earlier_run().await?;
+        once.earlier_run().await.map_err(|error| match error {
+            redlatch::Error::InvalidSetting { reason, .. } => {
+                let option = if run.slot.is_some() {
+                    "--slot"
+                } else {
+                    "--once-per"
+                };
+                Failure::usage(format!("invalid value for {option}: {reason}"))
+            }
+            other => other.into(),
+        })?;
     }
     for name in &run.names {
         let lock = client.lock(name);

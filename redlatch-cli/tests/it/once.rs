@@ -237,8 +237,8 @@ fn options_that_do_not_fit_are_usage_errors() {
         (&["--at-least", "5s", "--slot", "1"], "cannot be used with"),
         (&["--once-per", "1h", "--slot", "1"], "cannot be used with"),
         (&["--at-least", "0"], "at_least"),
-        (&["--once-per", "0"], "slot"),
-        (&["--slot", ""], "slot"),
+        (&["--once-per", "0"], "invalid value for --once-per: 0ns"),
+        (&["--slot", ""], "invalid value for --slot: it has 0 bytes"),
         (&["--slot", "1", "second"], "work with one NAME"),
         (&["--at-least", "5s", "second"], "work with one NAME"),
     ] {

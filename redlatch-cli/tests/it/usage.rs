@@ -97,6 +97,9 @@ fn help_is_printed_without_a_command() {
 fn wrong_usage_of_other_commands_is_rejected() {
     for (args, message) in [
         (&[][..], "Usage"),
+        (&["latch", "n"], "requires a subcommand"),
+        (&["latch", "walk"], "requires a subcommand"),
+        (&["latch", "n", "walk"], "walk"),
         (&["walk"], "walk"),
         (&["show"], "NAME"),
         (&["show", ""], "empty"),

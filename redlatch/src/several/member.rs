@@ -78,13 +78,19 @@ impl Member {
         self.session().terms(lease, self.reentrant)
     }
 
+    /// Returns whether both are in one store, as far as is known.
+    fn shares_key(&self, other: &Member) -> bool {
+        let stores = [self, other].map(|member| &member.session().store);
+        stores[0].shares_key(stores[1], self.object().key())
+    }
+
     /// Returns whether one owner that requests both would wait for itself.
     fn excludes(&self, other: &Member) -> bool {
         let shared = |member: &Member| member.lock.kind.spec().queue == QueueKind::Shared;
         !Arc::ptr_eq(self.session(), other.session())
             && self.object().identity() == other.object().identity()
             && !(shared(self) && shared(other))
-            && self.session().store.address() == other.session().store.address()
+            && self.shares_key(other)
     }
 }
 
@@ -123,6 +129,15 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
         all.push(member.clone());
     }
     Ok(all)
+}
+
+/// Validates members again that have been requested: more is known about the stores of several clients once these have answered.
+pub(crate) fn check_stores(members: &[Member]) -> Result<()> {
+    let is_other = |member: &Member| !Arc::ptr_eq(member.session(), members[0].session());
+    match members.iter().any(is_other) {
+        true => validated(members).map(drop),
+        false => Ok(()),
+    }
 }
 
 /// Remembers the current runtime for the work of all clients.

@@ -13,5 +13,5 @@ pub(crate) mod red;
 pub(crate) use self::any_lost::any_lost;
 pub use self::member::Member;
 pub(crate) use self::member::{
-    busy, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
+    busy, check_stores, remember_runtime, request_metrics, shortest_outage_limit, span, validated,
 };

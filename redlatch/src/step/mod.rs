@@ -549,7 +549,7 @@ pub(crate) fn script_error(name: &str, message: String) -> Error {
     };
     if message.starts_with("WRONGKIND") {
         wrong(match message.contains("no number") {
-            true => "not an integer",
+            true => "not an integer that can be counted up",
             false => "a lock of another kind",
         })
     } else if message.contains("WRONGTYPE") {

@@ -55,6 +55,13 @@ impl Store {
         }
     }
 
+    /// Returns whether both stores have a key in the same database, as far as is known: one server may have several addresses.
+    pub(crate) fn shares_key(&self, other: &Store, key: &str) -> bool {
+        let database = |store: &Store| store.topology()?.known_node(key)?.database();
+        self.address() == other.address()
+            || database(self).is_some_and(|one| database(other) == Some(one))
+    }
+
     /// Returns the slot of a key, if the store has slots as far as is known: all keys of a step
     /// must then be in one slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {

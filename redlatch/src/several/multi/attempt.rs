@@ -40,7 +40,7 @@ use crate::join::Boxed;
 use crate::lease::Lease;
 use crate::locks::HoldGuard;
 use crate::session::{AllOrNone, HoldRef, RequestedHold};
-use crate::several::Member;
+use crate::several::{Member, check_stores};
 use crate::step::Outcome;
 use crate::store::Progress;
 use crate::wait::{Place, Request, WaitQueues};
@@ -57,6 +57,7 @@ const QUICK_SWITCH: Duration = Duration::from_secs(1);
 
 /// One acquisition of several locks in progress.
 pub(super) struct MultiLockRequest<'a> {
+    all: &'a [Member],
     members: Vec<RequestedMember<'a>>,
     progress: &'a Progress,
     /// The member that is waited for; the request is in its queue.
@@ -105,12 +106,12 @@ fn part<'a>(requested: &RequestedHold<'a>, held: u32) -> Option<Part<'a>> {
 impl<'a> MultiLockRequest<'a> {
     /// Both slices list the same locks, in order.
     pub(super) fn new(
-        members: &'a [Member],
+        all: &'a [Member],
         hold_refs: &'a [HoldRef],
         lease: Option<Lease>,
         progress: &'a Progress,
     ) -> MultiLockRequest<'a> {
-        let both = members.iter().zip(hold_refs);
+        let both = all.iter().zip(hold_refs);
         let members: Vec<_> = both
             .map(|(member, hold_ref)| RequestedMember {
                 member,
@@ -123,6 +124,7 @@ impl<'a> MultiLockRequest<'a> {
             .collect();
         MultiLockRequest {
             progress,
+            all,
             members,
             blocking_member: None,
             store_may_know_waiter: false,
@@ -184,6 +186,9 @@ impl<'a> MultiLockRequest<'a> {
             match self.try_batches(subscribe).await {
                 // A store has slots, and has refused keys of several.
                 Err(_) if self.members_in_slots() > in_slots => {}
+                Ok(blocked @ AllOrNone::Blocked(..)) => {
+                    return check_stores(self.all).map(|()| blocked);
+                }
                 tried => return tried,
             }
         }

@@ -38,6 +38,9 @@ use crate::store::Progress;
 /// the same name on several servers should use the same addresses. A lock that is named twice is
 /// acquired once.
 ///
+/// Two clients of one store cannot request one name: one would wait for the other ([`Error::InvalidMembers`]). If they use
+/// different addresses of one server, that is known from its run id, for which they must be permitted to call INFO.
+///
 /// # When not to use it
 ///
 /// A waiter has a position only in the queue of the member that blocks it, not in those of all

@@ -249,6 +249,16 @@ impl ReconnectingConnection {
         }
     }
 
+    /// Returns the run id of the server process to which this has led last, and the database, if they are known.
+    pub(super) fn database(&self) -> Option<(String, i64)> {
+        let run_id = match &self.target {
+            // Known from connecting.
+            Target::Replicated(_) => self.identity(),
+            _ => self.run_id_tracker.as_ref()?.run_id(),
+        };
+        Some((run_id?, self.config.db))
+    }
+
     /// Returns the current connection or makes a new one. Concurrent callers share one try to
     /// connect.
     pub(super) async fn get_or_connect(self: &Arc<Self>) -> Result<LiveConnection, ExchangeError> {

@@ -122,6 +122,12 @@ impl Node {
         }
     }
 
+    /// Returns the run id of the server process to which the connections have led last, and the database, if they are known.
+    pub(in crate::store) fn database(&self) -> Option<(String, i64)> {
+        let attempts = self.attempts.database();
+        attempts.or_else(|| self.commands.database())
+    }
+
     /// Returns all connections, possibly with duplicates.
     pub(super) fn connections(&self) -> impl Iterator<Item = &Arc<ReconnectingConnection>> {
         [&self.commands, &self.attempts, &self.subscriptions].into_iter()

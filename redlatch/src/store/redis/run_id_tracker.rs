@@ -57,6 +57,11 @@ impl RunIdTracker {
         }
     }
 
+    /// Returns the run id of the process at the latest connection, if it is known.
+    pub(super) fn run_id(&self) -> Option<String> {
+        self.run_id.lock().clone().flatten()
+    }
+
     /// Handles the server's report about changed keys; `None`: all were deleted.
     pub(super) fn report_changed(&self, keys: Option<&[ScriptReply]>) {
         match keys {

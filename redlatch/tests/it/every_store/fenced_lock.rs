@@ -411,6 +411,11 @@ async fn tokens_by_the_clock_are_greater_than_numbers_that_were_set() {
         free(guard).await;
     }
     assert_matches!(lock.lock().await, Ok(guard) if guard.token() == MAX_TOKEN + 1);
+    let error = lock.lock().await.unwrap_err().to_string();
+    assert!(
+        error.contains("not an integer that can be counted up"),
+        "{error}"
+    );
     until("released", async || !lock.is_locked().await.unwrap()).await;
     for foreign in [
         &["SET", key, "9223372036854775807"][..],

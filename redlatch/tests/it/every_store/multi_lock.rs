@@ -575,6 +575,33 @@ async fn contend(
     }
 }
 
+/// The server has one run id. It is known when the first attempt has been answered.
+#[tokio::test]
+async fn two_addresses_of_one_server_are_one_store() {
+    let url = shared().url();
+    let same = url.replace("127.0.0.1", "localhost");
+    assert_ne!(url, same);
+    // Not before they are used.
+    let lazy = |url| Client::builder().connect_lazy(url).unwrap();
+    let clients = [&*url, &same].map(lazy);
+    let name = unique("addresses");
+    let both = MultiLock::new(clients.each_ref().map(|client| client.lock(&name)));
+    for error in [
+        within_limit("refused", both.lock()).await.err(),
+        both.try_lock().await.err(),
+        RedLock::new([&clients[0], &clients[1]].map(|client| client.lock(&name)))
+            .try_lock()
+            .await
+            .err(),
+    ] {
+        assert_matches!(error, Some(Error::InvalidMembers { .. }));
+    }
+    assert!(!clients[0].lock(&name).is_locked().await.unwrap());
+    let elsewhere = client_at(&format!("{same}/1")).await;
+    let databases = MultiLock::new([clients[0].lock(&name), elsewhere.lock(&name)]);
+    free(held(&databases).await).await;
+}
+
 async fn invalid_members_are_rejected(store: TestStore) {
     let [client, other] = store.clients().await;
     let invalid = |error: Error, reason: &str| {

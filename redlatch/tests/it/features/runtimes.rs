@@ -77,7 +77,10 @@ fn calls_of_locks(client: &Client) {
     refused("try_lock", lock.try_lock());
     refused("wait", lock.try_lock().wait(LONG));
     let or_busy = poll_once(lock.try_lock().or_busy());
-    assert_matches!(or_busy, Poll::Ready(Err(TryLockError::Failed(Error::NoRuntime))));
+    assert_matches!(
+        or_busy,
+        Poll::Ready(Err(TryLockError::Failed(Error::NoRuntime)))
+    );
     refused("is_locked", lock.is_locked());
     refused("holder", lock.holder());
     refused("force_unlock", lock.force_unlock());
