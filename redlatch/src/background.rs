@@ -111,7 +111,10 @@ impl Background {
         }
         let current = runtime::current()?;
         let runtimes = &mut *self.0.runtimes.lock();
-        if runtimes.last().is_some_and(|last| last.id() == current.id()) {
+        if runtimes
+            .last()
+            .is_some_and(|last| last.id() == current.id())
+        {
             return Ok(());
         }
         match runtimes.iter().position(|one| one.id() == current.id()) {
@@ -164,11 +167,7 @@ impl Background {
         }
     }
 
-    fn spawn_in(
-        &self,
-        runtime: &Handle,
-        work: impl Future<Output = ()> + Send + Unpin + 'static,
-    ) {
+    fn spawn_in(&self, runtime: &Handle, work: impl Future<Output = ()> + Send + Unpin + 'static) {
         runtime.spawn(task(Begins {
             background: self.clone(),
             runtime: runtime.id(),
