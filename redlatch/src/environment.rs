@@ -1,6 +1,10 @@
 //! What the client needs from its environment: random numbers, owner numbers, tasks and its process. (Connections are
 //! made in `store::redis::connector`.) It is in one file so that a simulation can provide all of it.
 
+use std::cell::Cell;
+
+use tokio::runtime::{Handle, Id};
+
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 #[cfg(feature = "simulation")]
@@ -34,6 +38,27 @@ pub(crate) fn simulated_number(end: usize) -> Option<usize> {
     }
 }
 
+thread_local! {
+    /// The runtime in which this thread has asked for the id of its process, and that id.
+    static PROCESS: Cell<Option<(Id, u32)>> = const { Cell::new(None) };
+}
+
+/// Returns the id of this process. Each acquisition needs it, and the system takes longer for it than a lock that passes on in
+/// the client. So a thread asks once in each runtime: those of a child that `fork` creates are others.
+pub(crate) fn process_id() -> u32 {
+    let Ok(runtime) = Handle::try_current() else {
+        return std::process::id();
+    };
+    let known = PROCESS.try_with(Cell::get).ok().flatten();
+    if let Some((_, process)) = known.filter(|(known, _)| *known == runtime.id()) {
+        return process;
+    }
+    let process = std::process::id();
+    // While the thread ends, nothing is kept.
+    let _ = PROCESS.try_with(|known| known.set(Some((runtime.id(), process))));
+    process
+}
+
 /// The process that created a value. A child that `fork` creates has a copy of the value, but not the threads, and shares
 /// the sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +67,7 @@ pub(crate) struct Creator(u32);
 impl Creator {
     /// Returns the calling process.
     pub(crate) fn this_process() -> Creator {
-        Creator(std::process::id())
+        Creator(process_id())
     }
 
     /// Returns whether the calling process is the creator.

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::environment::{random, simulated_owner_number};
+use crate::environment::{process_id, random, simulated_owner_number};
 use crate::error::{Error, Result};
 
 /// The identity that acquires and holds a lock, like a thread in Redisson.
@@ -164,7 +164,7 @@ impl PartialEq<&str> for OwnerId {
 /// Returns a number that no other owner of this process has.
 fn next_number() -> u64 {
     static NUMBERS: OwnerNumbers = OwnerNumbers::new();
-    simulated_owner_number().unwrap_or_else(|| NUMBERS.next(std::process::id()))
+    simulated_owner_number().unwrap_or_else(|| NUMBERS.next(process_id()))
 }
 
 /// The numbers of the owners of a process. A child that `fork` creates has a copy, which starts anew.
