@@ -6,7 +6,11 @@
 //! 2. After 64 handoffs, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
 //!    of the object, and those in the queue of a fair lock with the same key. If there are any, the chain ends. An answer
 //!    counts for 10 ms. If none counts, as after each section that is longer, the release of a lock asks first.
-//! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five.
+//! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five. If none of these uses that
+//!    time, they get twice as long after the next chain, up to 16 ms, because they may be far away. If that was in vain, too,
+//!    they may not wait any more: then none goes first for 32 releases, and for a second each time is short again. So a client
+//!    that only subscribes costs at most 31 ms of a second, and 1 ms of 32 releases. Releases that do not ask let as many go
+//!    first as were counted last.
 //! 4. Requests that leave no trace in the store cannot be counted: `try_lock`, spin locks, RedLocks, and clients of Redisson
 //!    that subscribe at a replica. For them each chain ends after 50 to 150 ms, and then the local waiters *pause* for 2 to
 //!    5 ms. Both times are random, so no request with a period of its own misses the pause again and again. A chain of long
@@ -51,9 +55,15 @@ const YIELDED_FOR: Duration = Duration::from_millis(1);
 /// To how many other clients the first waiter yields.
 const MAX_YIELDED_TO: usize = 5;
 
-/// For how many releases no client goes first, after those that were let first did not use it: clients
-/// that subscribe may not wait any more.
+/// How long the first waiter lets other clients go first at most, after shorter times were in vain: the message of the release
+/// and the request of a client that is far away need one round trip.
+const LONGEST_YIELD: Duration = Duration::from_millis(16);
+
+/// For how many releases no client goes first, after even the longest time was in vain: clients that subscribe may not wait any more.
 const SKIPPED_YIELDS: usize = 32;
+
+/// How long no yield is lengthened after that.
+const SHORT_YIELDS_FOR: Duration = Duration::from_secs(1);
 
 /// How long a release waits for an answer before it frees the object.
 pub(crate) const CHECK_LIMIT: Duration = Duration::from_millis(100);
@@ -80,6 +90,8 @@ pub(crate) struct OtherClients {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Yields {
     pub(crate) to: OtherClients,
+    /// Whether no answer of the store counts, so that as many wait as before.
+    pub(crate) unasked: bool,
     /// Whether there is a pause for clients that are not counted.
     pub(crate) pauses: bool,
 }
@@ -91,7 +103,7 @@ impl Yields {
         let in_queue = false;
         Yields {
             to: OtherClients { count, in_queue },
-            pauses: false,
+            ..Yields::default()
         }
     }
 }
@@ -239,8 +251,10 @@ impl Chain {
     /// Returns which clients go first if the chain ends now.
     pub(crate) fn yields(&self, now: Instant) -> Yields {
         let to = self.others.unwrap_or_default();
+        let alone_for = now.saturating_duration_since(self.checked_at);
         Yields {
             to,
+            unasked: self.others.is_none() && alone_for >= ALONE_FOR,
             pauses: to.in_queue || self.handoffs > 0 && self.is_over(now),
         }
     }
@@ -254,8 +268,16 @@ pub(crate) struct Yielding {
     clients: usize,
     /// How often [`Yielding::released`] lets none go first.
     skipped: usize,
+    /// How often their time was doubled.
+    doublings: u32,
+    /// The latest time that counted clients had: when it began, and how long it was.
+    latest: Option<(Instant, Duration)>,
+    /// When the latest of the longest times began that was in vain.
+    gave_up_at: Option<Instant>,
     /// How many releases do not ask whether other clients wait, because they do.
     crowded: u8,
+    /// How many waited when the store said so.
+    others: usize,
     pause: Option<Pause>,
 }
 
@@ -277,20 +299,22 @@ impl Yielding {
         of_permits: bool,
         random: impl FnOnce() -> f64,
     ) {
-        self.crowded = match yields.to.count {
-            0 => self.crowded.saturating_sub(1),
-            _ => CROWDED_RELEASES,
-        };
-        self.clients = match (yields.to.count, self.skipped) {
-            (0, _) if of_permits => self.clients,
-            (0, _) => 0,
-            // One more for the message of the release itself.
-            (others, 0) => others.min(MAX_YIELDED_TO) + 1,
-            (_, skipped) => {
-                self.skipped = skipped - 1;
-                0
+        let mut others = yields.to.count;
+        if others > 0 {
+            (self.crowded, self.others) = (CROWDED_RELEASES, others);
+        } else if self.crowded > 0 {
+            self.crowded -= 1;
+            if yields.unasked && !of_permits {
+                others = self.others;
             }
+        }
+        self.clients = match (others, self.skipped) {
+            (0, _) if of_permits => self.clients,
+            // One more for the message of the release itself.
+            (others @ 1.., 0) => others.min(MAX_YIELDED_TO) + 1,
+            _ => 0,
         };
+        self.skipped = self.skipped.saturating_sub(1);
         if yields.pauses {
             self.pause = Some(Pause::Next(between(PAUSE, random())));
         }
@@ -316,13 +340,38 @@ impl Yielding {
             _ => now,
         };
         let clients = u32::try_from(self.clients).unwrap_or(u32::MAX);
-        let end = pause.max(now + YIELDED_FOR.saturating_mul(clients));
+        let yielded = YIELDED_FOR.saturating_mul(clients << self.doublings);
+        let yielded = yielded.min(LONGEST_YIELD);
+        if clients > 0 {
+            self.latest = Some((now, yielded));
+        }
+        let end = pause.max(now + yielded);
         (end > now).then_some((end, clients > 0))
     }
 
     /// Records that no counted client has used its time.
     pub(crate) fn in_vain(&mut self) {
+        self.clients = 0;
+        let Some((began_at, length)) = self.latest else {
+            return;
+        };
+        let lengthens = |gave_up_at| began_at >= gave_up_at + SHORT_YIELDS_FOR;
+        let lengthens = self.gave_up_at.is_none_or(lengthens);
+        if lengthens && length < LONGEST_YIELD {
+            self.doublings += 1;
+            return;
+        }
+        if lengthens {
+            self.gave_up_at = Some(began_at);
+        }
+        self.doublings = 0;
         self.skipped = SKIPPED_YIELDS;
+    }
+
+    /// Records that a counted client has used its time.
+    pub(crate) fn used(&mut self) {
+        self.doublings = 0;
+        self.gave_up_at = None;
     }
 }
 
@@ -459,7 +508,9 @@ mod tests {
             chain.local_handoff(true, end, || 0.0),
             Err(NoHandoff::Release)
         );
-        assert_eq!(chain.yields(end), Yields::default());
+        let yields = chain.yields(end);
+        assert_eq!(yields.to, OtherClients::default());
+        assert!(yields.unasked && !yields.pauses);
     }
 
     #[test]
@@ -475,7 +526,12 @@ mod tests {
             let mut chain = Chain::new(now);
             asks(&mut chain, now);
             chain.answered(now, answer);
-            assert_eq!(chain.yields(now), Yields { to, pauses });
+            let expected = Yields {
+                to,
+                pauses,
+                unasked: false,
+            };
+            assert_eq!(chain.yields(now), expected);
             assert_eq!(asks(&mut chain, now).is_some(), answer.is_none());
         }
     }
@@ -527,24 +583,99 @@ mod tests {
         }
     }
 
-    /// Those that subscribe may not wait any more. A pause is not for them.
+    /// Returns for how many milliseconds others go first after the message of a release.
+    fn yielded(yielding: &mut Yielding, yields: Yields, now: Instant) -> u128 {
+        yielding.released(yields, false, || 0.0);
+        yielding.message();
+        let until = yielding.until(now);
+        until.map_or(0, |(end, _)| (end - now).as_millis())
+    }
+
     #[test]
-    fn counted_clients_do_not_go_first_for_a_while_after_it_was_in_vain() {
-        let (mut yielding, now) = (Yielding::default(), Instant::now());
-        yielding.in_vain();
-        for pauses in [false, true] {
-            for skipped in 0..SKIPPED_YIELDS / 2 {
-                let yields = Yields {
-                    pauses,
-                    ..Yields::counted(1)
-                };
-                yielding.released(yields, false, || 0.0);
-                let expected = pauses.then_some((now + PAUSE[0], false));
-                assert_eq!(yielding.until(now), expected, "{skipped}");
+    fn counted_clients_have_longer_after_it_was_in_vain() {
+        for (count, times) in [
+            (1, &[1, 2, 4, 8, 16][..]),
+            (3, &[3, 6, 12, 16]),
+            (9, &[5, 10, 16]),
+        ] {
+            let (mut yielding, mut now) = (Yielding::default(), Instant::now());
+            let yields = Yields::counted(count);
+            for _ in 0..3 {
+                for &expected in times {
+                    assert_eq!(yielded(&mut yielding, yields, now), expected);
+                    yielding.in_vain();
+                }
+                // All are too short, and for a second no longer ones are tried.
+                for _ in 0..3 {
+                    for _ in 0..SKIPPED_YIELDS {
+                        assert_eq!(yielded(&mut yielding, yields, now), 0);
+                    }
+                    assert_eq!(yielded(&mut yielding, yields, now), times[0]);
+                    yielding.in_vain();
+                    now += SHORT_YIELDS_FOR / 4;
+                }
+                now += SHORT_YIELDS_FOR / 4;
+                for _ in 0..SKIPPED_YIELDS {
+                    assert_eq!(yielded(&mut yielding, yields, now), 0);
+                }
             }
         }
-        yielding.released(Yields::counted(1), false, || 0.0);
-        assert!(yielding.until(now).is_some_and(|(_, counted)| counted));
+    }
+
+    #[test]
+    fn counted_clients_have_short_times_again_after_they_used_them() {
+        let (mut yielding, now) = (Yielding::default(), Instant::now());
+        let yields = Yields::counted(1);
+        for in_vain in [2, 5, 1, 4, 5, 5] {
+            for doublings in 0..in_vain {
+                assert_eq!(yielded(&mut yielding, yields, now), 1 << doublings);
+                yielding.in_vain();
+            }
+            yielding.used();
+            while yielding.skipped > 0 {
+                yielding.released(yields, false, || 0.0);
+            }
+        }
+    }
+
+    /// Those that subscribe may not wait any more. A pause is not for them.
+    #[test]
+    fn clients_that_are_not_counted_go_first_after_it_was_in_vain_for_counted_ones() {
+        let (mut yielding, now) = (Yielding::default(), Instant::now());
+        for _ in [1, 2, 4, 8, 16] {
+            yielded(&mut yielding, Yields::counted(1), now);
+            yielding.in_vain();
+        }
+        for pauses in [false, true] {
+            let yields = Yields {
+                pauses,
+                ..Yields::counted(1)
+            };
+            yielding.released(yields, false, || 0.0);
+            let expected = pauses.then_some((now + PAUSE[0], false));
+            assert_eq!(yielding.until(now), expected);
+        }
+    }
+
+    /// As many as before, because they are not counted at each release.
+    #[test]
+    fn others_go_first_while_releases_do_not_ask() {
+        let (mut yielding, now) = (Yielding::default(), Instant::now());
+        let unasked = Yields {
+            unasked: true,
+            ..Yields::default()
+        };
+        assert_eq!(yielded(&mut yielding, unasked, now), 0);
+        for _ in 0..2 {
+            assert_eq!(yielded(&mut yielding, Yields::counted(2), now), 2);
+            for _ in 0..CROWDED_RELEASES {
+                assert_eq!(yielded(&mut yielding, unasked, now), 2);
+            }
+            assert_eq!(yielded(&mut yielding, unasked, now), 0);
+        }
+        yielded(&mut yielding, Yields::counted(2), now);
+        let alone = Yields::default();
+        assert_eq!(yielded(&mut yielding, alone, now), 0, "they were asked for");
     }
 
     /// A client whose sections are long would ask in vain after each.

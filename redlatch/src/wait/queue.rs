@@ -528,6 +528,9 @@ impl<W, O, C> Queue<W, O, C> {
     /// sends the next one unless it is woken before; `None`: only when it is woken.
     pub(super) fn refused(&mut self, due: Option<Instant>) {
         if let Some(first) = &mut self.first {
+            if std::mem::take(&mut first.in_vain) {
+                self.yielding.used();
+            }
             (first.due, first.phase) = (due, Phase::Waits);
         }
     }
@@ -725,7 +728,10 @@ impl<W, O, C> Queue<W, O, C> {
         // The next answer already includes every release whose message has arrived.
         let released = self.take_wakeups();
         if let Some(first) = &mut self.first {
-            (first.phase, first.in_vain) = (Phase::Requests, first.in_vain && !released);
+            first.phase = Phase::Requests;
+            if released && std::mem::take(&mut first.in_vain) {
+                self.yielding.used();
+            }
         }
         let message = std::mem::take(&mut self.message);
         Next::Send { message, woken_at }

@@ -319,34 +319,49 @@ fn other_clients_go_first_that_have_waited_longer() {
     assert_eq!(world.yields(waiter), 0);
 }
 
-/// If other clients went first, but no release of theirs arrived, they do not go first the next
-/// time.
+/// Other clients go first for longer the next time, unless a release of theirs arrived, or the store
+/// has refused the request.
 #[test]
-fn others_go_first_again_unless_it_was_in_vain() {
-    for (share, released, again) in [
-        (Share::Whole, true, true),
-        (Share::Whole, false, false),
-        (Share::Permits(1), false, true),
+fn others_go_first_for_longer_if_it_was_in_vain() {
+    for (share, [before, released, refused], expected) in [
+        (Share::Whole, [false, false, false], 4),
+        (Share::Whole, [false, true, false], 2),
+        (Share::Whole, [false, false, true], 2),
+        (Share::Whole, [true, false, false], 8),
+        (Share::Whole, [true, true, false], 2),
+        (Share::Whole, [true, false, true], 2),
+        (Share::Permits(1), [false, false, false], 2),
     ] {
         let mut world = World::new();
         world.share = share;
-        let [first, second] = [world.taker(), world.taker()];
+        let mut first = world.taker();
         world.be_refused(first);
-        world.yield_to(2);
-        world.message(0);
-        assert!(world.sleeps(first));
-        world.now += MILLI;
-        if released {
+        for (released, refused) in [(false, false), (released, refused)]
+            .into_iter()
+            .skip(usize::from(!before))
+        {
+            let second = world.taker();
+            world.yield_to(2);
+            // That of the client's own release.
             world.message(0);
+            assert!(world.sleeps(first));
+            world.now += MILLI;
+            if released {
+                world.message(0);
+            }
+            world.now += 3 * MILLI;
+            assert!(matches!(world.next(first), Next::Send { .. }));
+            if refused {
+                world.answer(first);
+            }
+            world.queues.exclusive().acquired(None);
+            world.leave(first);
+            world.be_refused(second);
+            first = second;
         }
-        world.now += MILLI;
-        assert!(matches!(world.next(first), Next::Send { .. }));
-        world.queues.exclusive().acquired(None);
-        world.leave(first);
-        world.be_refused(second);
         world.yield_to(2);
         world.message(0);
-        assert_eq!(world.yields(second) > 0, again);
+        assert_eq!(world.yields(first), expected);
     }
 }
 
