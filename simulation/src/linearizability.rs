@@ -4,7 +4,8 @@
 //!    or a step of a latch.
 //! 2. A release happens between its call and its answer, too. If no answer is known, it happens at any later time.
 //! 3. A lost hold ends when it was last valid, or later. A hold that the store lost may end from that moment on.
-//!    A hold that became a ticket is that of the ticket until a client has adopted it, or until its lease has ended.
+//!    A hold that became a ticket is that of the ticket until a client has adopted it, or until its lease has ended. An
+//!    adoption that failed gives it back, with the limit of a request for the adopter.
 //! 4. An operation without an answer may have had an effect or not.
 //! 5. The search for an order that explains all answers is that of Wing and Gong with Lowe's improvements, in the
 //!    crate `todc-utils`. If there is none, the first operation that no order explains is reported.
@@ -286,7 +287,9 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
                 let of_ticket = ticket_owner(number);
                 add(owner, called, answered, Step::PassTo(of_ticket));
                 if ticket.adopted.is_none() {
-                    add(of_ticket, ticket.kept_until, Time::MAX, Step::Release);
+                    let limits = limits(history, section).filter(|_| ticket.may_get_back);
+                    let kept_until = limits.fold(ticket.kept_until, Time::min);
+                    add(of_ticket, kept_until, Time::MAX, Step::Release);
                 }
             }
             (_, None, Some(_)) if request.ticket.is_some() => {}
@@ -347,6 +350,20 @@ fn asked(history: &History, section: &Section) -> Option<Time> {
     asks.map(|ask| ask.requested.max(section.requested)).min()
 }
 
+/// Returns the earliest ends of holds of this object that requests to release it allow, since this section made a ticket.
+fn limits(history: &History, section: &Section) -> impl Iterator<Item = Time> {
+    let since = history.sections.iter().filter(|ask| {
+        ask.request.name == section.request.name
+            && ask
+                .answered
+                .is_none_or(|at| Some(at) >= section.release_started)
+    });
+    since.filter_map(|ask| match ask.request.mode {
+        Mode::Ask(limit) => Some(ask.requested + limit?),
+        _ => None,
+    })
+}
+
 /// Returns the first operation whose answer no order explains.
 fn first_unexplained(operations: &[Operation]) -> Option<&Operation> {
     if is_linearizable(operations, Time::MAX) {
@@ -391,7 +408,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use redlatch_robustness::history::{FaultWindow, Limits, Request};
+    use redlatch_robustness::history::{FaultWindow, Limits, MadeTicket, Request};
 
     use super::*;
 
@@ -524,6 +541,43 @@ mod tests {
         assert!(!explained(Some(45), true, None) && !explained(None, true, None));
         assert!(!explained(Some(30), false, None) && !explained(None, false, Some(25)));
         assert!(!explained(None, true, Some(45)) && !explained(None, true, Some(55)));
+    }
+
+    /// Another owner acquires the lock at 60 at the latest, and the lease of the ticket ends at 100.
+    #[test]
+    fn ticket_that_gets_its_hold_back_has_the_limit_of_its_adopter() {
+        let explained = |may_get_back, asked: &[(Time, Option<Time>)]| {
+            let mut maker = section(0, 0, 5, Some(5));
+            (maker.release_started, maker.released) = (Some(10), Some(15));
+            maker.ticket = Some(MadeTicket {
+                text: Some("one".to_owned()),
+                kept_until: 100,
+                kept_first: 100,
+                requested: Some(20),
+                adopted: None,
+                may_get_back,
+                free_at: 200,
+            });
+            let mut other = section(1, 40, 60, Some(60));
+            other.release_started = Some(70);
+            let sections = [maker, other];
+            let mut history = History::new(Duration::from_secs(1));
+            history.sections = asked
+                .iter()
+                .map(|&(at, limit)| {
+                    let mut ask = asks(3, at);
+                    ask.request.mode = Mode::Ask(limit);
+                    ask
+                })
+                .collect();
+            first_unexplained(&operations(&history, &sections.each_ref())).is_none()
+        };
+        assert!(!explained(true, &[]) && !explained(true, &[(25, None)]));
+        assert!(explained(true, &[(25, None), (25, Some(30))]));
+        assert!(!explained(false, &[(25, Some(30))]));
+        assert!(!explained(true, &[(25, Some(36))]));
+        // That was for the owner before the ticket.
+        assert!(!explained(true, &[(9, Some(30))]));
     }
 
     /// In a fault, an attempt may acquire the lock, lose its answer, and be undone before the request acquires it.
