@@ -191,7 +191,10 @@ fn top_restores_the_terminal() {
     // This signal cannot be caught. The shell restores the modes, and `fg` shows the view again.
     kill_process(pid_of_top(&server), Signal::STOP).unwrap();
     terminal.until_screen("Stopped");
-    terminal.line("clear; fg");
+    // What was drawn before is still there.
+    terminal.line("clear");
+    terminal.until_screen_is("cleared", |screen| !screen.contains("kept"));
+    terminal.line("fg");
     terminal.until_screen("> kept");
     terminal.keys(&["C-c"]);
     assert_eq!(terminal.assert_usable(), "130");
