@@ -30,11 +30,15 @@ help:
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
 # The checks compute while the tests wait, with a low priority, so that the tests run as if alone. Those that need Cargo's lock
-# begin when the tests are built.
+# begin when the tests are built. That of the packages comes beside the last tests: it builds the macros once more, at the place where
+# the doc tests look for them.
 test: redis tmux faketime chromium postgresql mariadb patch jq
 	@mkdir -p target
-	@nice $(MAKE) interop-build lint docs package >target/checks.log 2>&1 & checks=$$!; trap "kill $$checks" INT TERM; \
-		$(MAKE) unit interop; tests=$$?; wait $$checks; checks=$$?; cat target/checks.log; exit $$((tests + checks))
+	@nice $(MAKE) interop-build lint docs >target/checks.log 2>&1 & checks=$$!; trap "kill $$checks" INT TERM; \
+		$(MAKE) unit; tests=$$?; wait $$checks; failed=$$?; \
+		nice $(MAKE) package >>target/checks.log 2>&1 & checks=$$!; trap "kill $$checks" INT TERM; \
+		$(MAKE) interop; tests=$$((tests + $$?)); wait $$checks; failed=$$((failed + $$?)); \
+		cat target/checks.log; exit $$((tests + failed))
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
