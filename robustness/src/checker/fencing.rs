@@ -106,9 +106,14 @@ fn token_violation(
         let left = guard.release_started.filter(|&left| left <= at);
         left.is_some_and(|left| Some(left) >= other.acquired)
     });
+    // A token may be one more than the latest, which was that of the clock.
+    let mut until_other = sections
+        .iter()
+        .filter(|first| first.acquired <= other.acquired && first.token >= one.token);
+    let is_explained = until_other.any(|first| was_set_back(history, one, first));
     let rule = match one.same_owner(other) && is_released && one.token == other.token {
         true => Rule::SameToken,
-        false if follows_clock(name) && !was_set_back(history, one, other) => Rule::ClockTokens,
+        false if follows_clock(name) && !is_explained => Rule::ClockTokens,
         false => Rule::Tokens,
     };
     let token = |section: &Section| section.token.unwrap_or_default();
@@ -213,6 +218,32 @@ mod tests {
         assert!(!explains(&one));
         one.clock_steps_back.push((7 * MS, 1));
         assert!(explains(&one));
+    }
+
+    /// The clock was set back before the second token, which is therefore one more than the first.
+    #[test]
+    fn clock_that_was_set_back_explains_tokens_until_it_has_caught_up() {
+        let explains = |step: Time, first: u64| {
+            let mut one = with_tokens(&[first, 5, 3]);
+            one.data_losses.push(DataLossWindow {
+                from: 5 * MS,
+                until: 6 * MS,
+                loss: DataLoss::NO_DATA,
+            });
+            for section in &mut one.sections {
+                section.request.name = "fenced:0".into();
+            }
+            let [first, second, third] = &one.sections[..] else {
+                panic!("three sections");
+            };
+            let at = (first.acquired.unwrap() + second.requested) / 2;
+            let since = third.requested - first.acquired.unwrap();
+            one.clock_steps_back.push((at, since + step));
+            explain(&check(&one, &[])[0], &one).is_some()
+        };
+        assert!(explains(0, 4) && !explains(-1, 4));
+        // The first one was not that of the second.
+        assert!(!explains(0, 2));
     }
 
     #[test]
