@@ -32,7 +32,8 @@ struct Inner {
     creator: Creator,
     /// The client's own runtime, if it has one. All work runs there.
     dedicated: OnceLock<Handle>,
-    /// The runtimes that were used, the latest one last. One that has ended is forgotten when another one is needed or new.
+    /// The runtimes that this client has used, the latest one last. It forgets those that have ended when it needs another
+    /// one, or meets a new one.
     runtimes: Mutex<Vec<Handle>>,
     works: Mutex<Works>,
     /// Notified when work has ended, or no flush waits for it any more.
@@ -111,12 +112,6 @@ impl Background {
         }
         let current = runtime::current()?;
         let runtimes = &mut *self.0.runtimes.lock();
-        if runtimes
-            .last()
-            .is_some_and(|last| last.id() == current.id())
-        {
-            return Ok(());
-        }
         match runtimes.iter().position(|one| one.id() == current.id()) {
             Some(known) => runtimes[known..].rotate_left(1),
             None => {
@@ -158,8 +153,7 @@ impl Background {
         ended: Id,
         work: impl Future<Output = ()> + Send + Unpin + 'static,
     ) {
-        let forget = |runtimes: &mut Vec<Handle>| runtimes.retain(|one| one.id() != ended);
-        forget(&mut self.0.runtimes.lock());
+        self.0.runtimes.lock().retain(|one| one.id() != ended);
         if self.0.creator.is_here()
             && let Some(runtime) = self.used_runtime()
         {
@@ -271,7 +265,7 @@ impl Background {
     }
 }
 
-/// Returns whether a runtime takes tasks. One that has ended drops them at once.
+/// Returns whether a runtime accepts tasks. A runtime that has ended drops a new task at once.
 fn is_alive(runtime: &Handle) -> bool {
     let probe = runtime.spawn(task(pending::<()>()));
     let is_dropped = probe.is_finished();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use redlatch::Slot;
 use redlatch::job::Cron;
 use redlatch_testkit::{Proxy, Server, shared, unique};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
 use crate::support::*;
 
@@ -355,15 +355,9 @@ fn output_in_the_background_of_a_terminal_does_not_stop_it() {
     let (temp_dir, name) = (TempDir::new(), unique("tostop"));
     let file = temp_dir.path("crontab");
     std::fs::write(&file, format!("* * * * * * {name} echo ran\n")).unwrap();
-    let binary = env!("CARGO_BIN_EXE_redlatch");
-    let shell = at_a_terminal(&format!(
-        "set -m; stty tostop; '{binary}' cron {file} & echo pid $!.; wait $!; echo ended $?."
-    ));
-    let stdout = shell.until_stdout(".");
-    let (_, pid) = stdout.split_once("pid ").unwrap();
-    let (pid, _) = pid.split_once('.').unwrap();
+    let (shell, pid) = in_background_of_a_terminal(&format!("cron {file}"));
     shell.until_stdout(&format!("{name}: ran"));
-    kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), Signal::TERM).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
     shell.until_stdout("ended 0.");
 }
 

@@ -91,6 +91,19 @@ pub(crate) fn at_a_terminal(line: &str) -> Running {
     Running::start(command)
 }
 
+/// The same for `redlatch` with these arguments, in the background of a terminal that stops programs which write from there.
+/// Prints `ended CODE.` when it has ended. Returns its process id, too.
+pub(crate) fn in_background_of_a_terminal(args: &str) -> (Running, Pid) {
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let shell = at_a_terminal(&format!(
+        "set -m; stty tostop; '{binary}' {args} & echo pid $!.; wait $!; echo ended $?."
+    ));
+    let stdout = shell.until_stdout(".");
+    let (_, pid) = stdout.split_once("pid ").unwrap();
+    let (pid, _) = pid.split_once('.').unwrap();
+    (shell, Pid::from_raw(pid.parse().unwrap()).unwrap())
+}
+
 /// A full pipe: a process that writes to it waits until it is read.
 pub(crate) struct FullPipe {
     reader: PipeReader,

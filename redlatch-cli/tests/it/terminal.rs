@@ -1,7 +1,7 @@
 //! Tests at a terminal: CMD can read it, and receives the signals of its keys once.
 
 use redlatch_testkit::{shared, unique};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
 use crate::support::*;
 
@@ -66,15 +66,8 @@ fn cmd_is_ended_when_the_lock_is_lost() {
 fn waiting_process_in_the_background_reports_and_is_ended_by_a_signal() {
     let name = unique("tostop");
     let holder = hold(shared(), &[], &name);
-    let binary = env!("CARGO_BIN_EXE_redlatch");
-    let shell = at_a_terminal(&format!(
-        "set -m; stty tostop; '{binary}' run {name} -- true & echo pid $!.; wait $!; echo ended $?."
-    ));
-    let stdout = shell.until_stdout(".");
-    let (_, pid) = stdout.split_once("pid ").unwrap();
-    let (pid, _) = pid.split_once('.').unwrap();
+    let (shell, pid) = in_background_of_a_terminal(&format!("run {name} -- true"));
     shell.until_stdout(&format!("waiting for {name}, held by"));
-    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     shell.until_stdout("ended 143.");
     holder.release();

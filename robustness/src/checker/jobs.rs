@@ -460,7 +460,7 @@ mod tests {
             .iter_mut()
             .for_each(|one| one.until = Some(11_400 * MS));
         assert_eq!(found(&history), []);
-        // A lease ends that much later, too: what was broken 4 s before explains the slot of 5 s.
+        // A lease ends that much later, too: a fault that ended 4.5 s before explains the slot of 5 s.
         let broken = |until, step: Time| {
             let mut history = scheduled(skips, 13_000, vec![]);
             history.clock_steps_back.push((0, step * MS));

@@ -257,7 +257,7 @@ fn guard_can_outlive_its_runtime() {
     rest.block_on(free(guard));
 }
 
-/// A guard that is dropped outside of runtimes is released in one that is alive, although another one was used later.
+/// The client releases a guard that a plain thread drops in a runtime that is alive, although it used another one later.
 #[test]
 fn guard_dropped_on_a_thread_is_released_in_a_living_runtime() {
     let (living, other) = (threaded_runtime(), threaded_runtime());
