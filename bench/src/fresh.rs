@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::{Result, held, waiting};
+use crate::Result;
 
 /// Measures a row in a child process. `args` are the name of the benchmark and the values of the row.
 pub(crate) async fn in_child(args: &[String]) -> Result<Value> {
@@ -20,21 +20,6 @@ pub(crate) async fn in_child(args: &[String]) -> Result<Value> {
         return Err(format!("the row {args:?} failed").into());
     }
     Ok(serde_json::from_slice(&output.stdout)?)
-}
-
-/// Measures a row in this process, which is such a child, and prints it as JSON.
-pub(crate) async fn print_row(args: &[String]) -> Result<()> {
-    let row = match args {
-        [name, locks, window, lease] if name == held::NAME => {
-            held::row(locks.parse()?, window.parse()?, lease.parse()?).await?
-        }
-        [name, tasks, names, hand_over] if name == waiting::NAME => {
-            waiting::row(tasks.parse()?, names.parse()?, hand_over.parse()?).await?
-        }
-        _ => return Err(format!("no such row: {args:?}").into()),
-    };
-    println!("{row}");
-    Ok(())
 }
 
 /// Returns the powers of ten from 1000 up to this number.

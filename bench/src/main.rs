@@ -63,7 +63,7 @@ async fn main() -> ExitCode {
         }
         Ok(Command::WakePeer { url, kind, name }) => wake::peer(&url, &kind, &name).await,
         Ok(Command::Contender { url, hand_over }) => processes::contend(&url, hand_over).await,
-        Ok(Command::Row(args)) => on_worker(async move { fresh::print_row(&args).await }).await,
+        Ok(Command::Row(args)) => on_worker(async move { print_row(&args).await }).await,
         Ok(Command::Bench(options)) => on_worker(async move { bench(&options).await }).await,
         Err(wrong) => {
             eprint!("redlatch-bench: {wrong}\n\n{}", options::USAGE);
@@ -142,5 +142,20 @@ async fn bench(options: &Options) -> Result<()> {
     }
     std::fs::write(&options.json, format!("{:#}\n", Value::Array(rows)))?;
     println!("\nWritten to {}", options.json.display());
+    Ok(())
+}
+
+/// Measures a row in this process, which is such a child, and prints it as JSON.
+async fn print_row(args: &[String]) -> Result<()> {
+    let row = match args {
+        [name, locks, window, lease] if name == held::NAME => {
+            held::row(locks.parse()?, window.parse()?, lease.parse()?).await?
+        }
+        [name, tasks, names, hand_over] if name == waiting::NAME => {
+            waiting::row(tasks.parse()?, names.parse()?, hand_over.parse()?).await?
+        }
+        _ => return Err(format!("no such row: {args:?}").into()),
+    };
+    println!("{row}");
     Ok(())
 }

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
+use crate::locks::Holder;
 use crate::locks::rules::{FOREIGN_HASH, wrong_kind};
-use crate::name::{GROUP_END, ObjectKeys, is_writer_field, permits_of};
+use crate::name::{GROUP_END, ObjectKeys, is_writer_field, owner_of, permits_of};
 
 type Fields = BTreeMap<String, String>;
 
@@ -56,6 +57,12 @@ pub(crate) fn read(fields: &BTreeMap<String, String>, now: i64) -> Option<Vec<He
         Some(Held { field, count, ends })
     };
     Some(fields.iter().filter_map(hold).collect())
+}
+
+/// Returns a holder: the hold count of permits is their number.
+pub(crate) fn holder(field: &str, count: u32, left: i64) -> Holder {
+    let holds = count.saturating_mul(permits_of(field));
+    Holder::new(owner_of(field).into(), holds, Expiry::from_millis(left))
 }
 
 /// Returns the holders.

@@ -19,7 +19,7 @@ mod differential;
 mod exploration;
 pub(crate) mod holders;
 mod read_write;
-pub(crate) mod rules;
+mod rules;
 mod semaphore;
 
 use std::fmt::Debug;

@@ -21,10 +21,10 @@ use crate::lease::{Expiry, Lease};
 use crate::locks::Holder;
 use crate::locks::fair::{FairQueue, Turn, all_keys};
 use crate::locks::reentrant::rules::parse_outcome;
-use crate::name::{FairKeys, is_writer_field, owner_of, permits_of, writer_field};
+use crate::name::{FairKeys, is_writer_field, owner_of, writer_field};
 use crate::step::{Arg, Outcome, Script, ScriptReply, Step, args, script};
 
-use super::holders::{self, Held};
+use super::holders::{self, Held, holder};
 
 /// Returns a script that begins with the queue and the holders.
 macro_rules! on_holders {
@@ -172,12 +172,6 @@ pub(super) fn inspect(keys: &FairKeys, writes: bool, total: u32) -> Step<'_, Vec
             Ok(held.map(holder).collect())
         },
     )
-}
-
-/// Returns a holder: the hold count of permits is their number.
-pub(crate) fn holder(field: &str, count: u32, left: i64) -> Holder {
-    let holds = count.saturating_mul(permits_of(field));
-    Holder::new(owner_of(field).into(), holds, Expiry::from_millis(left))
 }
 
 /// Renews many holds.

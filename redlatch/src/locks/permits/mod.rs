@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-pub use self::permit_id::PermitId;
+pub use self::permit_id::{HeldPermit, PermitId};
 use self::permit_id::{join_ids, split_ids};
 pub(crate) use self::rules::MAX_PERMITS;
 use self::rules::{Counts, ReleaseMode};
@@ -606,16 +606,6 @@ impl std::fmt::Debug for ExpirableSemaphore {
             .field("name", &self.name())
             .finish_non_exhaustive()
     }
-}
-
-/// A held permit of an expirable semaphore.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HeldPermit {
-    /// The id with which it can be released.
-    pub id: PermitId,
-    /// Time until it expires unless it is renewed.
-    pub remaining: Expiry,
 }
 
 impl Guard<Lock<Permits>> {

@@ -1,10 +1,11 @@
-//! The id of a permit.
+//! The id of a permit, and a permit with its lease.
 
 use std::fmt::{Debug, Display, Formatter, Write as _};
 use std::str::FromStr;
 
 use crate::environment::random;
 use crate::error::{Error, Result};
+use crate::lease::Expiry;
 
 /// The id of one permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 random bytes,
 /// written as 32 hex digits, as in Redisson.
@@ -20,6 +21,16 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PermitId([u8; PermitId::BYTES]);
+
+/// A held permit of an expirable semaphore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldPermit {
+    /// The id with which it can be released.
+    pub id: PermitId,
+    /// Time until it expires unless it is renewed.
+    pub remaining: Expiry,
+}
 
 impl PermitId {
     /// Length of an id in bytes.

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Expiry;
 use crate::locks::Holder;
-use crate::locks::fair_shared::{self, holders};
+use crate::locks::fair_shared::holders;
 use crate::locks::fenced::token;
 use crate::locks::permits::{HeldPermit, PermitId};
 use crate::locks::read_write;
@@ -154,7 +154,7 @@ fn fair_state(
     let (mut writer, mut readers, mut has_permits) = (None, Vec::new(), false);
     for (field, count, left) in holds {
         has_permits |= permits_in(&field).is_some();
-        let holder = fair_shared::rules::holder(&field, count, left);
+        let holder = holders::holder(&field, count, left);
         match is_writer_field(&field) {
             true => writer = Some(holder),
             false => readers.push(holder),
