@@ -309,6 +309,9 @@ impl Client {
     /// the release of a lock or of permits, for example because a password has changed, it waits for that for five seconds. The
     /// client logs that, and tries to release it for as long as the program runs.
     ///
+    /// It also waits until the [registry](crate::ClientBuilder::registry) has what this client no longer holds. Not outside of a runtime
+    /// with timers.
+    ///
     /// # Cancel safety
     ///
     /// Only waits; may be dropped.

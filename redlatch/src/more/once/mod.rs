@@ -206,7 +206,7 @@ impl Once {
     /// The record does not tell whether a run without an outcome lasts. A lock does: `held` is a guard of a lock that *every* run
     /// of this job holds until its end, of the same name or another. While this process holds it, no other run lasts. So a
     /// process that waits for the lock takes over when the runner dies. When `held` has been released or lost, this handle begins
-    /// nothing any more.
+    /// nothing any more. If it is lost while the store begins the run, [`begin`](Once::begin) fails, and that run counts as one of `times`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
