@@ -352,7 +352,7 @@ pub(crate) fn check_handoff<'a>(
         None => {}
     }
     Step::new(
-        script!("../../hold/fair_waiters.lua", "check_handoff.lua"),
+        script!(batchable(1, 4) "../../hold/fair_waiters.lua", "check_handoff.lua"),
         [key],
         args,
         move |reply| {

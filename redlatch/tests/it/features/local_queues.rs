@@ -230,3 +230,29 @@ async fn tasks_with_owners_of_their_own_need_one_command_for_a_turn() {
 async fn tasks_with_owners_of_their_own_in_one_thread_need_one_command_for_a_turn() {
     one_command_for_a_turn(|client| client.lock("a"), "redisson_lock__channel:{a}").await;
 }
+
+/// After longer sections the client asks the store for each lock that passes on: at the same time, with few commands.
+#[tokio::test]
+async fn questions_for_many_locks_share_commands() {
+    const NAMES: u16 = 256;
+    let (server, client) = server_and_client().await;
+    let locks: Vec<_> = (0..NAMES).map(|n| client.lock(&format!("{n}"))).collect();
+    let guards = held_all(&locks).await;
+    let waiters: Vec<_> = locks
+        .iter()
+        .map(|lock| tokio::spawn(lock.lock().into_future()))
+        .collect();
+    until_subscribed(&client, NAMES.into()).await;
+    let held_since = std::time::Instant::now();
+    let is_longer = async || held_since.elapsed() > Duration::from_millis(20);
+    until("a longer section", is_longer).await;
+    let before = server.calls("evalsha:");
+    drop(guards);
+    let mut taken = Vec::new();
+    for waiter in waiters {
+        taken.push(joined("the waiter", waiter).await);
+    }
+    let sent = server.calls("evalsha:") - before;
+    assert!(sent < u64::from(NAMES) / 2, "{sent}");
+    free_all(taken).await;
+}
