@@ -237,7 +237,7 @@ async fn questions_for_many_locks_share_commands() {
     const NAMES: u16 = 256;
     let (server, client) = server_and_client().await;
     let locks: Vec<_> = (0..NAMES).map(|n| client.lock(&format!("{n}"))).collect();
-    let guards = held_all(&locks).await;
+    let guards = held_all(locks.iter().cloned()).await;
     let waiters: Vec<_> = locks
         .iter()
         .map(|lock| tokio::spawn(lock.lock().into_future()))
