@@ -9,7 +9,7 @@
 mod cmd;
 mod crontab;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use redlatch::Client;
@@ -17,6 +17,7 @@ use rustix::process::Signal;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
+use self::cmd::Commands;
 use self::crontab::Line;
 use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
@@ -82,12 +83,9 @@ async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
 struct Running<'a> {
     client: Client,
     cron: &'a Cron,
-    /// What the commands have to unblock.
-    blocked: Arc<[i32]>,
     jobs: HashMap<String, (Line, oneshot::Sender<()>)>,
     schedulers: JoinSet<(String, redlatch::Result<()>)>,
-    /// Becomes true when the commands have to end.
-    ends: watch::Sender<bool>,
+    commands: Commands,
 }
 
 impl<'a> Running<'a> {
@@ -95,10 +93,14 @@ impl<'a> Running<'a> {
         Running {
             client,
             cron,
-            blocked: blocked.into(),
             jobs: HashMap::new(),
             schedulers: JoinSet::new(),
-            ends: watch::channel(false).0,
+            commands: Commands {
+                kill_after: cron.kill_after,
+                blocked: blocked.into(),
+                ends: watch::Sender::new(false),
+                working: watch::Sender::new(HashSet::new()),
+            },
         }
     }
 
@@ -122,10 +124,9 @@ impl<'a> Running<'a> {
         let (stop, stopped) = oneshot::channel();
         let (name, job) = (line.name.clone(), line.scheduled(&self.client));
         let line = Arc::new(line);
-        let (blocked, kill_after) = (self.blocked.clone(), self.cron.kill_after);
-        let ends = self.ends.subscribe();
+        let commands = self.commands.clone();
         self.schedulers.spawn(async move {
-            let work = |run| cmd::run(line.clone(), run, kill_after, blocked.clone(), ends.clone());
+            let work = |run| cmd::run(line.clone(), run, commands.clone());
             let stopped = async {
                 // Dropped: that ends the job, too.
                 let _ = stopped.await;
@@ -188,14 +189,17 @@ impl<'a> Running<'a> {
                 biased;
                 caught = signals.next() => match caught {
                     Caught::End(Signal::HUP) => {}
-                    Caught::End(_) => drop(self.ends.send_replace(true)),
+                    Caught::End(_) => drop(self.commands.ends.send_replace(true)),
                     Caught::Stop => discard_stop(),
                     Caught::Other(_) | Caught::Child => {}
                 },
                 ended = self.schedulers.join_next() => if ended.is_none() {
-                    return;
+                    break;
                 },
             }
         }
+        // Also for commands whose lock was lost.
+        let mut working = self.commands.working.subscribe();
+        let _ = working.wait_for(HashSet::is_empty).await;
     }
 }

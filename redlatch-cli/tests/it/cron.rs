@@ -269,6 +269,29 @@ fn run_of_a_dead_machine_is_repeated_elsewhere() {
     }
 }
 
+/// On the same machine: a command whose lock was lost needs some time to end.
+#[test]
+fn attempt_begins_when_the_one_before_has_ended() {
+    let (temp_dir, name) = (TempDir::new(), unique("forced"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let script = format!("trap '' TERM; echo $$ >> {ran}; {IDLE_SCRIPT}");
+    std::fs::write(&file, format!("{} {name} [retry=1] {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    let pid = |attempt: usize| words(&ran)[attempt - 1][0].parse().unwrap();
+    for attempt in 1..=2 {
+        until("an attempt", || words(&ran).len() == attempt);
+        assert!(attempt == 1 || is_dead(pid(1)));
+        finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    }
+    until("both losses", || {
+        let lost = "a run was ended because its lock was lost";
+        cron.stderr().matches(lost).count() == 2
+    });
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+    assert!(is_dead(pid(2)));
+}
+
 #[test]
 fn signals_end_and_reload() {
     let (temp_dir, names) = (TempDir::new(), [unique("old"), unique("new")]);
