@@ -106,9 +106,7 @@ fn start(
     command.envs(&line.environment);
     command.env("REDLATCH_SLOT", slot);
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
-    // Keys at the terminal are for this process, which lets its runs end.
     let mut command = Command::from(command);
-    command.process_group(0);
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
     let mut child = command.spawn()?;
     let working = commands.working.clone();

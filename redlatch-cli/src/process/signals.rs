@@ -247,6 +247,17 @@ pub(crate) fn unblock(numbers: &[i32]) -> io::Result<()> {
     Ok(named.collect::<nix::Result<SigSet>>()?.thread_unblock()?)
 }
 
+/// Discards the blocked signals of keys at the terminal.
+pub(crate) fn discard_keys() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        let keys = SigSet::from_iter([Named::SIGINT, Named::SIGQUIT]);
+        let pending = SignalFd::with_flags(&keys, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        while pending.read_signal()?.is_some() {}
+    }
+    Ok(())
+}
+
 /// Returns whether a shell can continue a stopped process of this group. In an orphaned group it
 /// cannot, and the system ignores SIGTSTP, SIGTTIN and SIGTTOU there.
 pub(crate) fn can_stop() -> bool {

@@ -384,6 +384,18 @@ fn output_in_the_background_of_a_terminal_does_not_stop_it() {
     shell.until_stdout("ended 0.");
 }
 
+/// As under other crons: the system would stop it, and no shell would continue it.
+#[test]
+fn command_cannot_read_the_terminal() {
+    let (temp_dir, name) = (TempDir::new(), unique("reads"));
+    let file = temp_dir.path("crontab");
+    std::fs::write(&file, format!("{} {name} read line < /dev/tty\n", soon(2))).unwrap();
+    let (shell, pid) = in_background_of_a_terminal(&format!("cron {file}"));
+    until("its end", || state(shared(), &name) == "failed");
+    kill_process(pid, Signal::TERM).unwrap();
+    shell.until_stdout("ended 0.");
+}
+
 /// A second signal ends what runs, with all processes.
 #[test]
 fn second_signal_ends_the_runs() {
