@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -15,8 +16,7 @@ use std::time::{Duration, SystemTime};
 use redlatch::job::{MAX_OUTPUT, Outcome, Overlap, Run};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
-use tokio::process::Command;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -24,7 +24,9 @@ use super::crontab::Line;
 use crate::args::InternalCommand;
 use crate::output::stderr::{detail, note};
 use crate::output::stdout;
+use crate::process::own_processes;
 use crate::process::wrapper::{Unblock, internal_command};
+use crate::threads::spawn_without_signals;
 use crate::{duration, text};
 
 /// The shell, unless the crontab sets one.
@@ -106,16 +108,19 @@ fn start(
     command.envs(&line.environment);
     command.env("REDLATCH_SLOT", slot);
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
-    let mut command = Command::from(command);
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
-    let mut child = command.spawn()?;
+    let (pid, _) = own_processes::spawn(&mut command)?;
     let working = commands.working.clone();
-    working.send_modify(|working| drop(working.insert(turn.clone())));
+    working.send_if_modified(|working| working.insert(turn.clone()));
     // A task, because it also has to end when the lock is lost and `run` is dropped.
     let ended = tokio::spawn(async move {
-        let status = child.wait().await;
-        working.send_modify(|working| drop(working.remove(&turn)));
-        status
+        let (done, status) = oneshot::channel();
+        let waiting = spawn_without_signals("run", move || done.send(own_processes::wait_for(pid)));
+        let status = status.await;
+        working.send_if_modified(|working| working.remove(&turn));
+        waiting?;
+        let status = status.map_err(io::Error::other)??;
+        Ok(ExitStatus::from_raw(status.as_raw()))
     });
     Ok(Process {
         ended,

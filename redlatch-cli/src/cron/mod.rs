@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use redlatch::Client;
-use rustix::process::Signal;
+use rustix::process::{Signal, WaitOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -23,6 +23,7 @@ use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
 use crate::output::stderr::{detail, note, stderr};
 use crate::output::streams::STDOUT;
+use crate::process::own_processes;
 use crate::process::signals::{Caught, Signals, discard_stop};
 use crate::store::args::StoreArgs;
 use crate::store::{self, WaitLimits};
@@ -30,7 +31,7 @@ use crate::text;
 use crate::threads::run_in_thread;
 
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
-    let mut signals = Signals::catch_ending_and_stopping()?;
+    let mut signals = Signals::catch_all()?;
     STDOUT.write_in_background();
     let jobs = read(cron).await?;
     let mut settings = Client::builder().label("redlatch cron");
@@ -77,6 +78,11 @@ async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
         let lines = text::counted(wrong.len(), "line");
         Failure::usage(format!("{shown}: {lines} wrong"))
     })
+}
+
+/// Reaps what has ended: as process 1 of a container, this process adopts what commands leave behind.
+fn reap() {
+    while let Ok(Some(_)) = own_processes::wait_for_any(WaitOptions::NOHANG) {}
 }
 
 /// The jobs that are scheduled.
@@ -153,9 +159,10 @@ impl<'a> Running<'a> {
                             stderr!("{}; the jobs stay as they were", failure.message);
                         }
                     },
-                    Caught::End(_) => break Ok(exit::OK),
+                    Caught::Other(Signal::WINCH) => {}
+                    Caught::End(_) | Caught::Other(_) => break Ok(exit::OK),
                     Caught::Stop => discard_stop(),
-                    Caught::Other(_) | Caught::Child => {}
+                    Caught::Child => reap(),
                 },
                 Some(ended) = self.schedulers.join_next() => match ended {
                     Ok((_, Ok(()))) => {}
@@ -188,10 +195,10 @@ impl<'a> Running<'a> {
             tokio::select! {
                 biased;
                 caught = signals.next() => match caught {
-                    Caught::End(Signal::HUP) => {}
-                    Caught::End(_) => drop(self.commands.ends.send_replace(true)),
+                    Caught::End(Signal::HUP) | Caught::Other(Signal::WINCH) => {}
+                    Caught::End(_) | Caught::Other(_) => drop(self.commands.ends.send_replace(true)),
                     Caught::Stop => discard_stop(),
-                    Caught::Other(_) | Caught::Child => {}
+                    Caught::Child => reap(),
                 },
                 ended = self.schedulers.join_next() => if ended.is_none() {
                     break;

@@ -107,11 +107,6 @@ impl Signals {
         Signals::catch(ENDING.into_iter(), &[])
     }
 
-    /// Catches the signals that ask a program to end, and those that stop it: a stopped program renews no lock.
-    pub(crate) fn catch_ending_and_stopping() -> Result<Signals, Failure> {
-        Signals::catch(ENDING.into_iter().chain(STOPPING), &[])
-    }
-
     /// Catches the signals that ask a program to end, and those that stop and continue a job: the
     /// terminal is restored in between.
     pub(crate) fn catch_for_terminal() -> Result<Signals, Failure> {

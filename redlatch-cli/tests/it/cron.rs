@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use redlatch::Slot;
 use redlatch::job::Cron;
 use redlatch_testkit::{Proxy, Server, shared, unique};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
 
@@ -417,6 +417,37 @@ fn second_signal_ends_the_runs() {
     assert!(is_dead(pid.parse().unwrap()));
     let all = history(shared(), &name);
     assert_eq!(all["runs"][0]["state"], "failed", "{all}");
+}
+
+/// As process 1 of a container it adopts what commands leave behind, and no other process reaps that.
+#[test]
+fn process_1_leaves_no_zombies() {
+    let (temp_dir, name) = (TempDir::new(), unique("reaps"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let text = format!("* * * * * * {name} (sleep 0.1; echo ran >> {ran}) &\n");
+    std::fs::write(&file, text).unwrap();
+    let mut unshare = std::process::Command::new("unshare");
+    // Users other than root may create namespaces only as root of one.
+    unshare.args(["--map-root-user", "--pid", "--mount-proc"]);
+    unshare.args(["--fork", "--kill-child", "--"]);
+    let unshare = started_by(unshare, &redlatch(shared(), &["cron", &file]));
+    let unshare = Running::start(unshare);
+    until("what runs leave behind", || words(&ran).len() >= 3);
+    let [cron] = children(unshare.pid())[..] else {
+        panic!("`unshare` has one child");
+    };
+    until("all zombies are reaped", || {
+        !children(cron).into_iter().any(is_dead)
+    });
+    kill_process(Pid::from_raw(cron as i32).unwrap(), Signal::TERM).unwrap();
+    unshare.finish().expect(0);
+}
+
+/// Returns the processes with this parent.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
 }
 
 #[test]
