@@ -10,6 +10,7 @@ mod cmd;
 mod crontab;
 
 use std::collections::{HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
 
 use redlatch::Client;
@@ -33,7 +34,7 @@ use crate::threads::run_in_thread;
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
     STDOUT.write_in_background();
-    let jobs = read(cron).await?;
+    let mut jobs = read(cron).await?;
     let mut settings = Client::builder().label("redlatch cron");
     if let Some(watchdog) = cron.watchdog {
         settings = settings.watchdog_lease(watchdog);
@@ -51,10 +52,16 @@ pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Fail
         return Ok(exit::OK);
     }
     let limits = WaitLimits::new(None, None);
-    let client = tokio::select! {
-        biased;
-        code = signals.next_end() => return Ok(code),
-        client = store::connect_within(store_args, settings, &limits) => client?,
+    let mut connecting = pin!(store::connect_within(store_args, settings, &limits));
+    let client = loop {
+        tokio::select! {
+            biased;
+            request = next_request(&mut signals) => match request {
+                Request::Reload => jobs = read_again(cron).await.unwrap_or(jobs),
+                Request::End => return Ok(exit::OK),
+            },
+            client = &mut connecting => break client?,
+        }
     };
     let mut running = Running::new(client, cron, signals.blocked());
     running.replace(jobs);
@@ -80,9 +87,34 @@ async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
     })
 }
 
-/// Reaps what has ended: as process 1 of a container, this process adopts what commands leave behind.
-fn reap() {
-    while let Ok(Some(_)) = own_processes::wait_for_any(WaitOptions::NOHANG) {}
+/// Reads the file once more. Returns `None` if it is wrong.
+async fn read_again(cron: &Cron) -> Option<Vec<Line>> {
+    let jobs = read(cron).await;
+    jobs.inspect_err(|failure| stderr!("{}; the jobs stay as they were", failure.message))
+        .ok()
+}
+
+/// What a signal asks for.
+enum Request {
+    Reload,
+    End,
+}
+
+/// Waits for the next request. Meanwhile reaps processes that have ended: as process 1 of a container,
+/// this process adopts what commands leave behind. Cancel safe.
+async fn next_request(signals: &mut Signals) -> Request {
+    loop {
+        match signals.next().await {
+            Caught::End(Signal::HUP) => return Request::Reload,
+            Caught::Other(Signal::WINCH) => {}
+            Caught::End(_) | Caught::Other(_) => return Request::End,
+            // A stopped process renews no lock.
+            Caught::Stop => discard_stop(),
+            Caught::Child => {
+                while let Ok(Some(_)) = own_processes::wait_for_any(WaitOptions::NOHANG) {}
+            }
+        }
+    }
 }
 
 /// The jobs that are scheduled.
@@ -143,70 +175,50 @@ impl<'a> Running<'a> {
         stop
     }
 
-    /// Waits for signals, and at the start for a job that the store refuses. Then for the end of all runs.
+    /// Runs the jobs until a signal, or at the start a job that the store refuses. Then begins no further
+    /// run, and waits for those that last. Another signal ends them.
     async fn until_ended(&mut self, signals: &mut Signals) -> Result<u8, Failure> {
-        let mut has_reloaded = false;
-        let ended = loop {
+        let (mut has_reloaded, mut ending, mut ended) = (false, false, Ok(exit::OK));
+        while !ending || !self.schedulers.is_empty() {
             tokio::select! {
                 biased;
-                caught = signals.next() => match caught {
-                    Caught::End(Signal::HUP) => match read(self.cron).await {
-                        Ok(jobs) => {
-                            has_reloaded = true;
-                            self.replace(jobs);
-                        }
-                        Err(failure) => {
-                            stderr!("{}; the jobs stay as they were", failure.message);
-                        }
+                request = next_request(signals) => match request {
+                    Request::End if ending => drop(self.commands.ends.send_replace(true)),
+                    Request::End => ending = true,
+                    Request::Reload if ending => {}
+                    Request::Reload => if let Some(jobs) = read_again(self.cron).await {
+                        has_reloaded = true;
+                        self.replace(jobs);
                     },
-                    Caught::Other(Signal::WINCH) => {}
-                    Caught::End(_) | Caught::Other(_) => break Ok(exit::OK),
-                    Caught::Stop => discard_stop(),
-                    Caught::Child => reap(),
                 },
-                Some(ended) = self.schedulers.join_next() => match ended {
+                Some(scheduler) = self.schedulers.join_next() => match scheduler {
                     Ok((_, Ok(()))) => {}
+                    _ if ending => {}
                     Ok((name, Err(error))) => {
                         let failure = Failure::from(error);
                         let message = format!("{name}: {}", failure.message);
-                        if !has_reloaded {
-                            break Err(Failure { message, ..failure });
+                        if has_reloaded {
+                            stderr!("{message}; this job is not scheduled");
+                            // Not one that has taken its place.
+                            self.jobs.retain(|_, (_, stop)| !stop.is_closed());
+                        } else {
+                            (ending, ended) = (true, Err(Failure { message, ..failure }));
                         }
-                        stderr!("{message}; this job is not scheduled");
-                        // Not one that has taken its place.
-                        self.jobs.retain(|_, (_, stop)| !stop.is_closed());
                     }
                     Err(panic) => {
                         let (code, message) = (exit::SOFTWARE, panic.to_string());
-                        break Err(Failure { code, message });
+                        (ending, ended) = (true, Err(Failure { code, message }));
                     }
                 },
             }
-        };
-        self.end(signals).await;
-        ended
-    }
-
-    /// Begins no further run, and waits for those that last. A signal ends them.
-    async fn end(&mut self, signals: &mut Signals) {
-        self.jobs.clear();
-        detail!("waiting for the runs that last");
-        loop {
-            tokio::select! {
-                biased;
-                caught = signals.next() => match caught {
-                    Caught::End(Signal::HUP) | Caught::Other(Signal::WINCH) => {}
-                    Caught::End(_) | Caught::Other(_) => drop(self.commands.ends.send_replace(true)),
-                    Caught::Stop => discard_stop(),
-                    Caught::Child => reap(),
-                },
-                ended = self.schedulers.join_next() => if ended.is_none() {
-                    break;
-                },
+            if ending && !self.jobs.is_empty() {
+                self.jobs.clear();
+                detail!("waiting for the runs that last");
             }
         }
         // Also for commands whose lock was lost.
         let mut working = self.commands.working.subscribe();
         let _ = working.wait_for(HashSet::is_empty).await;
+        ended
     }
 }

@@ -347,6 +347,54 @@ fn job_that_the_store_refuses_after_a_reload_ends_no_other() {
     finish(redlatch(&server, &["cron", &file])).expect(65);
 }
 
+/// Its store is down, as it may be when the machine boots.
+#[test]
+fn signals_end_and_reload_also_before_it_is_connected() {
+    let (temp_dir, mut server) = (TempDir::new(), Server::start());
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let job = |text: &str| format!("* * * * * * job echo {text} >> {ran}\n");
+    std::fs::write(&file, job("old")).unwrap();
+    server.kill();
+    let start = || {
+        let cron = Running::start(redlatch(&server, &["cron", &file]));
+        cron.until_stderr("waiting for");
+        cron
+    };
+    let (ended, reloaded) = (start(), start());
+    ended.signal(Signal::TERM);
+    ended.finish().expect(0);
+    std::fs::write(&file, "* * * wrong\n").unwrap();
+    reloaded.signal(Signal::HUP);
+    reloaded.until_stderr("1 line wrong; the jobs stay as they were\n");
+    std::fs::write(&file, job("new")).unwrap();
+    reloaded.signal(Signal::HUP);
+    until("the signal is received", || {
+        pending_signals(reloaded.pid()) == 0
+    });
+    server.restart();
+    until("a run", || !words(&ran).is_empty());
+    assert_eq!(words(&ran)[0], ["new"]);
+    reloaded.signal(Signal::TERM);
+    reloaded.finish().expect(0);
+}
+
+/// Also those of which it makes no use.
+#[test]
+fn each_ending_signal_lets_the_runs_end() {
+    let signals = [Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::XFSZ];
+    for_each(&signals, |signal| {
+        let (temp_dir, name) = (TempDir::new(), unique("signal"));
+        let file = temp_dir.path("crontab");
+        let text = format!("{} {name} echo began; sleep 1; echo end\n", soon(2));
+        std::fs::write(&file, text).unwrap();
+        let cron = start(shared(), &file, 0);
+        cron.until_stdout("began\n");
+        cron.signal(*signal);
+        let stdout = cron.finish().expect(0).stdout;
+        assert!(stdout.ends_with(": end\n"), "{stdout}");
+    });
+}
+
 /// A stopped process would renew no lock, while its commands run.
 #[test]
 fn stop_signals_do_not_stop_it() {
