@@ -4,7 +4,7 @@
 //! 2. A firing that this machine gets is a process (`cmd`), while the library holds its lock.
 //! 3. SIGHUP reads the file again. Jobs whose lines have changed are replaced; what they run ends
 //!    by itself. A job that the store refuses ends the program if it is one of those at the start.
-//!    Later, only that job is dropped.
+//!    Later it is tried again, or only that job is dropped.
 
 mod cmd;
 mod crontab;
@@ -12,11 +12,13 @@ mod crontab;
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redlatch::Client;
 use rustix::process::{Signal, WaitOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use self::cmd::Commands;
 use self::crontab::Line;
@@ -28,8 +30,11 @@ use crate::process::own_processes;
 use crate::process::signals::{Caught, Signals, discard_stop};
 use crate::store::args::StoreArgs;
 use crate::store::{self, WaitLimits};
-use crate::text;
 use crate::threads::run_in_thread;
+use crate::{duration, text};
+
+/// The pause before a job that the store has refused is tried again.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
@@ -122,7 +127,8 @@ struct Running<'a> {
     client: Client,
     cron: &'a Cron,
     jobs: HashMap<String, (Line, oneshot::Sender<()>)>,
-    schedulers: JoinSet<(String, redlatch::Result<()>)>,
+    /// Each with its name, and the pause after which it was started.
+    schedulers: JoinSet<(String, Duration, redlatch::Result<()>)>,
     commands: Commands,
 }
 
@@ -149,7 +155,7 @@ impl<'a> Running<'a> {
             let name = line.name.clone();
             let same = former.remove(&name).filter(|(former, _)| *former == line);
             let job = same.unwrap_or_else(|| {
-                let stop = self.start(line.clone());
+                let stop = self.start(line.clone(), Duration::ZERO);
                 (line, stop)
             });
             self.jobs.insert(name, job);
@@ -158,19 +164,25 @@ impl<'a> Running<'a> {
         note!("{}: {count} scheduled", self.cron.file.display());
     }
 
-    fn start(&mut self, line: Line) -> oneshot::Sender<()> {
+    /// Schedules a job after a pause.
+    fn start(&mut self, line: Line, after: Duration) -> oneshot::Sender<()> {
         let (stop, stopped) = oneshot::channel();
         let (name, job) = (line.name.clone(), line.scheduled(&self.client));
         let line = Arc::new(line);
         let commands = self.commands.clone();
         self.schedulers.spawn(async move {
             let work = |run| cmd::run(line.clone(), run, commands.clone());
-            let stopped = async {
+            let mut stopped = pin!(async {
                 // Dropped: that ends the job, too.
                 let _ = stopped.await;
-            };
+            });
+            tokio::select! {
+                biased;
+                () = &mut stopped => return (name, after, Ok(())),
+                () = sleep(after) => {}
+            }
             let ended = job.run_until(stopped, work).await;
-            (name, ended)
+            (name, after, ended)
         });
         stop
     }
@@ -192,17 +204,14 @@ impl<'a> Running<'a> {
                     },
                 },
                 Some(scheduler) = self.schedulers.join_next() => match scheduler {
-                    Ok((_, Ok(()))) => {}
+                    Ok((_, _, Ok(()))) => {}
                     _ if ending => {}
-                    Ok((name, Err(error))) => {
+                    Ok((name, after, Err(error))) => {
                         let failure = Failure::from(error);
                         let message = format!("{name}: {}", failure.message);
-                        if has_reloaded {
-                            stderr!("{message}; this job is not scheduled");
-                            // Not one that has taken its place.
-                            self.jobs.retain(|_, (_, stop)| !stop.is_closed());
-                        } else {
-                            (ending, ended) = (true, Err(Failure { message, ..failure }));
+                        match has_reloaded {
+                            true => self.refused(name, after, failure.code, &message),
+                            false => (ending, ended) = (true, Err(Failure { message, ..failure })),
                         }
                     }
                     Err(panic) => {
@@ -220,5 +229,26 @@ impl<'a> Running<'a> {
         let mut working = self.commands.working.subscribe();
         let _ = working.wait_for(HashSet::is_empty).await;
         ended
+    }
+
+    /// The store has refused a job that was started after this pause. Tries it again if the reason may
+    /// pass, such as its login.
+    fn refused(&mut self, name: String, after: Duration, code: u8, message: &str) {
+        let line = match self.jobs.get(&name) {
+            Some((line, stop)) if stop.is_closed() => line.clone(),
+            // Another one has taken its place.
+            _ => return,
+        };
+        if code != exit::UNAVAILABLE {
+            stderr!("{message}; this job is not scheduled");
+            self.jobs.remove(&name);
+            return;
+        }
+        if after.is_zero() {
+            let pause = duration::short(RETRY_PAUSE);
+            stderr!("{message}; it is tried again every {pause}");
+        }
+        let stop = self.start(line.clone(), RETRY_PAUSE);
+        self.jobs.insert(name, (line, stop));
     }
 }

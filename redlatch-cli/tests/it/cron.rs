@@ -347,6 +347,23 @@ fn job_that_the_store_refuses_after_a_reload_ends_no_other() {
     finish(redlatch(&server, &["cron", &file])).expect(65);
 }
 
+/// What its user may do is changed meanwhile, and changed back.
+#[test]
+fn job_that_the_store_refuses_for_a_while_is_scheduled_later() {
+    let (temp_dir, server) = (TempDir::new(), Server::start());
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    std::fs::write(&file, "").unwrap();
+    let cron = start(&server, &file, 0);
+    let _: () = server.command(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
+    std::fs::write(&file, format!("* * * * * * job echo ran >> {ran}\n")).unwrap();
+    cron.signal(Signal::HUP);
+    cron.until_stderr("; it is tried again every ");
+    let _: () = server.command(&["ACL", "SETUSER", "default", "+@all"]);
+    until("a run", || !words(&ran).is_empty());
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
+
 /// Its store is down, as it may be when the machine boots.
 #[test]
 fn signals_end_and_reload_also_before_it_is_connected() {
