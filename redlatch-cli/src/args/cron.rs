@@ -35,12 +35,12 @@ use crate::output::LogFormat;
 ///
 /// If lines are wrong, all of them are reported and nothing starts. SIGHUP reads FILE again; if it
 /// is wrong then, the jobs stay as they were. SIGTERM and SIGINT begin no further run and wait for
-/// those that last; a second one ends them.
+/// those that last; a second one ends them. So does each other signal that ends a process.
 ///
 /// A command gets REDLATCH_LOCK (the name of the job), REDLATCH_SLOT (the scheduled time in UTC)
 /// and REDLATCH_ATTEMPT (1, or more if it is repeated), and no passwords. Each line that it prints
 /// is printed with the name of the job before it. The last 2 kB are kept for `redlatch jobs NAME`.
-/// It ends with its child processes as under `redlatch run`.
+/// It ends with its child processes as under `redlatch run`, and has no terminal.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch cron [OPTIONS] <FILE>",
@@ -50,8 +50,8 @@ Examples:
   redlatch cron /etc/redlatch.crontab
   redlatch cron --check /etc/redlatch.crontab
 
-Exit codes: 0 ended by SIGTERM or SIGINT; 2 wrong usage, or wrong lines in FILE; 69 the store refused
-the client; 71 FILE cannot be read."
+Exit codes: 0 ended by a signal; 2 wrong usage, or wrong lines in FILE; 65 the record of a job holds
+other data; 69 the store refused the client; 70 a bug; 71 FILE cannot be read."
 )]
 pub(crate) struct Cron {
     /// Only check FILE

@@ -1,24 +1,32 @@
 //! One run of a job: `redlatch __job` (`run::of_parent`), which runs the command and ends with all of
 //! its processes when the pipe to it is closed. Prints the output of the command.
+//!
+//! If the lock of a run is lost, its command takes some time to end. The next run of the job on this
+//! machine, perhaps another attempt, begins its command only after that.
 
+use std::collections::HashSet;
 use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
+use std::process::ExitStatus;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use redlatch::job::{MAX_OUTPUT, Outcome, Run};
+use redlatch::job::{MAX_OUTPUT, Outcome, Overlap, Run};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
-use tokio::process::{Child, Command};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::crontab::Line;
 use crate::args::InternalCommand;
 use crate::output::stderr::{detail, note};
 use crate::output::stdout;
+use crate::process::own_processes;
 use crate::process::wrapper::{Unblock, internal_command};
+use crate::threads::spawn_without_signals;
 use crate::{duration, text};
 
 /// The shell, unless the crontab sets one.
@@ -31,19 +39,36 @@ const MAX_LINE: usize = 8192;
 /// it open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
+/// What the commands of all jobs share.
+#[derive(Clone)]
+pub(crate) struct Commands {
+    pub(crate) kill_after: Duration,
+    /// The signals that they have to unblock.
+    pub(crate) blocked: Arc<[i32]>,
+    /// Becomes true when they have to end.
+    pub(crate) ends: watch::Sender<bool>,
+    /// Those whose processes have not all ended.
+    pub(crate) working: watch::Sender<HashSet<Turn>>,
+}
+
+/// A job, of which one command works at a time: with `overlap=allow` one for each firing.
+type Turn = (String, Option<SystemTime>);
+
 /// Runs the command to its end. If this future is dropped, the command ends, too.
-pub(crate) async fn run(
-    line: Arc<Line>,
-    run: Run,
-    kill_after: Duration,
-    blocked: Arc<[i32]>,
-    ends: watch::Receiver<bool>,
-) -> Outcome {
+pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcome {
     let (slot, attempt) = (text::utc_time(run.slot()), run.attempt());
     let (name, mut output) = (&line.name, Vec::new());
+    let of_slot = (line.options.overlap == Overlap::Allow).then_some(run.slot());
+    let turn = (name.clone(), of_slot);
+    let mut working = commands.working.subscribe();
+    // It fails only without a sender.
+    let _ = working.wait_for(|working| !working.contains(&turn)).await;
     detail!("{name}: begins {slot}, attempt {attempt}");
-    let ended = match start(&line, &slot, attempt, kill_after, &blocked) {
-        Ok(process) => process.until_ended(&line, &mut output, ends).await,
+    let ended = match start(&line, &slot, attempt, turn, &commands) {
+        Ok(process) => {
+            let ends = commands.ends.subscribe();
+            process.until_ended(&line, &mut output, ends).await
+        }
         Err(error) => Err(error),
     };
     let ended = ended.unwrap_or_else(|error| Err(format!("could not be started: {error}")));
@@ -59,7 +84,7 @@ pub(crate) async fn run(
 
 /// A process that runs the command.
 struct Process {
-    child: Child,
+    ended: JoinHandle<io::Result<ExitStatus>>,
     /// When it is closed, the process ends the command.
     lifeline: PipeWriter,
     output: pipe::Receiver,
@@ -69,26 +94,36 @@ fn start(
     line: &Line,
     slot: &str,
     attempt: u32,
-    kill_after: Duration,
-    blocked: &[i32],
+    turn: Turn,
+    commands: &Commands,
 ) -> io::Result<Process> {
     let (input, lifeline) = io::pipe()?;
     let (output, out) = io::pipe()?;
-    let mut command = internal_command(InternalCommand::JOB, Unblock::These(blocked));
+    let mut command = internal_command(InternalCommand::JOB, Unblock::These(&commands.blocked));
     command.arg(format!("--name={}", line.name));
-    command.arg(format!("--kill-after={}ms", kill_after.as_millis()));
+    let kill_after = commands.kill_after.as_millis();
+    command.arg(format!("--kill-after={kill_after}ms"));
     let shell = line.environment.get("SHELL").map_or(SHELL, |shell| shell);
     command.args(["--", shell, "-c", &line.command]);
     command.envs(&line.environment);
     command.env("REDLATCH_SLOT", slot);
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
-    // Keys at the terminal are for this process, which lets its runs end.
-    let mut command = Command::from(command);
-    command.process_group(0);
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
-    let child = command.spawn()?;
+    let (pid, _) = own_processes::spawn(&mut command)?;
+    let working = commands.working.clone();
+    working.send_if_modified(|working| working.insert(turn.clone()));
+    // A task, because it also has to end when the lock is lost and `run` is dropped.
+    let ended = tokio::spawn(async move {
+        let (done, status) = oneshot::channel();
+        let waiting = spawn_without_signals("run", move || done.send(own_processes::wait_for(pid)));
+        let status = status.await;
+        working.send_if_modified(|working| working.remove(&turn));
+        waiting?;
+        let status = status.map_err(io::Error::other)??;
+        Ok(ExitStatus::from_raw(status.as_raw()))
+    });
     Ok(Process {
-        child,
+        ended,
         lifeline,
         output: pipe::Receiver::from_owned_fd(OwnedFd::from(output))?,
     })
@@ -104,7 +139,7 @@ impl Process {
         mut ends: watch::Receiver<bool>,
     ) -> io::Result<Result<String, String>> {
         let Process {
-            mut child,
+            mut ended,
             lifeline,
             output,
         } = self;
@@ -117,7 +152,7 @@ impl Process {
         let status = loop {
             tokio::select! {
                 biased;
-                status = child.wait() => break status?,
+                status = &mut ended => break status.map_err(io::Error::other)??,
                 () = &mut timed_out, if lifeline.is_some() => {
                     let limit = limit.map(duration::short).unwrap_or_default();
                     reason = Some(format!("timed out after {limit}"));

@@ -32,7 +32,7 @@ pub(crate) struct Line {
 /// The words in brackets behind the name of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Options {
-    overlap: Overlap,
+    pub(crate) overlap: Overlap,
     catch_up: CatchUp,
     retry: u32,
     jitter: Duration,
@@ -219,8 +219,7 @@ fn options(words: &str) -> Result<Options, String> {
                 }
             }
             "retry" => {
-                let number = value.parse().ok().filter(|number| *number <= MAX_RETRIES);
-                options.retry = number.ok_or_else(|| invalid("use 0 to 19"))?;
+                options.retry = value.parse().map_err(|_| invalid("use 0 to 19"))?;
             }
             "jitter" => options.jitter = parsed_duration()?,
             "timeout" => options.timeout = Some(parsed_duration()?),
@@ -237,9 +236,6 @@ fn options(words: &str) -> Result<Options, String> {
     }
     Ok(options)
 }
-
-/// The most that `retry` accepts.
-const MAX_RETRIES: u32 = 19;
 
 impl Line {
     /// Returns the job for the library. The timeout is that of the command, which takes some time to
@@ -397,7 +393,7 @@ mod tests {
             ("0 2 * * * report [retry=1 true", "`]` expected"),
             ("0 2 * * * report [retry] true", "OPTION=VALUE"),
             ("0 2 * * * report [retry=-1] true", "0 to 19"),
-            ("0 2 * * * report [retry=20] true", "0 to 19"),
+            ("0 2 * * * report [retry=20] true", "fewer than 20"),
             ("0 2 * * * report [retry=1 retry=1] true", "repeated"),
             (
                 "0 2 * * * report [overlap=maybe] true",

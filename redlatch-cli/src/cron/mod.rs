@@ -4,34 +4,42 @@
 //! 2. A firing that this machine gets is a process (`cmd`), while the library holds its lock.
 //! 3. SIGHUP reads the file again. Jobs whose lines have changed are replaced; what they run ends
 //!    by itself. A job that the store refuses ends the program if it is one of those at the start.
-//!    Later, only that job is dropped.
+//!    Later it is tried again, or only that job is dropped.
 
 mod cmd;
 mod crontab;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redlatch::Client;
-use rustix::process::Signal;
+use rustix::process::{Signal, WaitOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
+use self::cmd::Commands;
 use self::crontab::Line;
 use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
 use crate::output::stderr::{detail, note, stderr};
 use crate::output::streams::STDOUT;
+use crate::process::own_processes;
 use crate::process::signals::{Caught, Signals, discard_stop};
 use crate::store::args::StoreArgs;
 use crate::store::{self, WaitLimits};
-use crate::text;
 use crate::threads::run_in_thread;
+use crate::{duration, text};
+
+/// The pause before a job that the store has refused is tried again.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
-    let mut signals = Signals::catch_ending_and_stopping()?;
+    let mut signals = Signals::catch_all()?;
     STDOUT.write_in_background();
-    let jobs = read(cron).await?;
+    let mut jobs = read(cron).await?;
     let mut settings = Client::builder().label("redlatch cron");
     if let Some(watchdog) = cron.watchdog {
         settings = settings.watchdog_lease(watchdog);
@@ -49,10 +57,16 @@ pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Fail
         return Ok(exit::OK);
     }
     let limits = WaitLimits::new(None, None);
-    let client = tokio::select! {
-        biased;
-        code = signals.next_end() => return Ok(code),
-        client = store::connect_within(store_args, settings, &limits) => client?,
+    let mut connecting = pin!(store::connect_within(store_args, settings, &limits));
+    let client = loop {
+        tokio::select! {
+            biased;
+            request = next_request(&mut signals) => match request {
+                Request::Reload => jobs = read_again(cron).await.unwrap_or(jobs),
+                Request::End => return Ok(exit::OK),
+            },
+            client = &mut connecting => break client?,
+        }
     };
     let mut running = Running::new(client, cron, signals.blocked());
     running.replace(jobs);
@@ -78,16 +92,44 @@ async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
     })
 }
 
+/// Reads the file once more. Returns `None` if it is wrong.
+async fn read_again(cron: &Cron) -> Option<Vec<Line>> {
+    let jobs = read(cron).await;
+    jobs.inspect_err(|failure| stderr!("{}; the jobs stay as they were", failure.message))
+        .ok()
+}
+
+/// What a signal asks for.
+enum Request {
+    Reload,
+    End,
+}
+
+/// Waits for the next request. Meanwhile reaps processes that have ended: as process 1 of a container,
+/// this process adopts what commands leave behind. Cancel safe.
+async fn next_request(signals: &mut Signals) -> Request {
+    loop {
+        match signals.next().await {
+            Caught::End(Signal::HUP) => return Request::Reload,
+            Caught::Other(Signal::WINCH) => {}
+            Caught::End(_) | Caught::Other(_) => return Request::End,
+            // A stopped process renews no lock.
+            Caught::Stop => discard_stop(),
+            Caught::Child => {
+                while let Ok(Some(_)) = own_processes::wait_for_any(WaitOptions::NOHANG) {}
+            }
+        }
+    }
+}
+
 /// The jobs that are scheduled.
 struct Running<'a> {
     client: Client,
     cron: &'a Cron,
-    /// What the commands have to unblock.
-    blocked: Arc<[i32]>,
     jobs: HashMap<String, (Line, oneshot::Sender<()>)>,
-    schedulers: JoinSet<(String, redlatch::Result<()>)>,
-    /// Becomes true when the commands have to end.
-    ends: watch::Sender<bool>,
+    /// Each with its name, and the pause after which it was started.
+    schedulers: JoinSet<(String, Duration, redlatch::Result<()>)>,
+    commands: Commands,
 }
 
 impl<'a> Running<'a> {
@@ -95,10 +137,14 @@ impl<'a> Running<'a> {
         Running {
             client,
             cron,
-            blocked: blocked.into(),
             jobs: HashMap::new(),
             schedulers: JoinSet::new(),
-            ends: watch::channel(false).0,
+            commands: Commands {
+                kill_after: cron.kill_after,
+                blocked: blocked.into(),
+                ends: watch::Sender::new(false),
+                working: watch::Sender::new(HashSet::new()),
+            },
         }
     }
 
@@ -109,7 +155,7 @@ impl<'a> Running<'a> {
             let name = line.name.clone();
             let same = former.remove(&name).filter(|(former, _)| *former == line);
             let job = same.unwrap_or_else(|| {
-                let stop = self.start(line.clone());
+                let stop = self.start(line.clone(), Duration::ZERO);
                 (line, stop)
             });
             self.jobs.insert(name, job);
@@ -118,84 +164,91 @@ impl<'a> Running<'a> {
         note!("{}: {count} scheduled", self.cron.file.display());
     }
 
-    fn start(&mut self, line: Line) -> oneshot::Sender<()> {
+    /// Schedules a job after a pause.
+    fn start(&mut self, line: Line, after: Duration) -> oneshot::Sender<()> {
         let (stop, stopped) = oneshot::channel();
         let (name, job) = (line.name.clone(), line.scheduled(&self.client));
         let line = Arc::new(line);
-        let (blocked, kill_after) = (self.blocked.clone(), self.cron.kill_after);
-        let ends = self.ends.subscribe();
+        let commands = self.commands.clone();
         self.schedulers.spawn(async move {
-            let work = |run| cmd::run(line.clone(), run, kill_after, blocked.clone(), ends.clone());
-            let stopped = async {
+            let work = |run| cmd::run(line.clone(), run, commands.clone());
+            let mut stopped = pin!(async {
                 // Dropped: that ends the job, too.
                 let _ = stopped.await;
-            };
+            });
+            tokio::select! {
+                biased;
+                () = &mut stopped => return (name, after, Ok(())),
+                () = sleep(after) => {}
+            }
             let ended = job.run_until(stopped, work).await;
-            (name, ended)
+            (name, after, ended)
         });
         stop
     }
 
-    /// Waits for signals, and at the start for a job that the store refuses. Then for the end of all runs.
+    /// Runs the jobs until a signal, or at the start a job that the store refuses. Then begins no further
+    /// run, and waits for those that last. Another signal ends them.
     async fn until_ended(&mut self, signals: &mut Signals) -> Result<u8, Failure> {
-        let mut has_reloaded = false;
-        let ended = loop {
+        let (mut has_reloaded, mut ending, mut ended) = (false, false, Ok(exit::OK));
+        while !ending || !self.schedulers.is_empty() {
             tokio::select! {
                 biased;
-                caught = signals.next() => match caught {
-                    Caught::End(Signal::HUP) => match read(self.cron).await {
-                        Ok(jobs) => {
-                            has_reloaded = true;
-                            self.replace(jobs);
-                        }
-                        Err(failure) => {
-                            stderr!("{}; the jobs stay as they were", failure.message);
-                        }
+                request = next_request(signals) => match request {
+                    Request::End if ending => drop(self.commands.ends.send_replace(true)),
+                    Request::End => ending = true,
+                    Request::Reload if ending => {}
+                    Request::Reload => if let Some(jobs) = read_again(self.cron).await {
+                        has_reloaded = true;
+                        self.replace(jobs);
                     },
-                    Caught::End(_) => break Ok(exit::OK),
-                    Caught::Stop => discard_stop(),
-                    Caught::Other(_) | Caught::Child => {}
                 },
-                Some(ended) = self.schedulers.join_next() => match ended {
-                    Ok((_, Ok(()))) => {}
-                    Ok((name, Err(error))) => {
+                Some(scheduler) = self.schedulers.join_next() => match scheduler {
+                    Ok((_, _, Ok(()))) => {}
+                    _ if ending => {}
+                    Ok((name, after, Err(error))) => {
                         let failure = Failure::from(error);
                         let message = format!("{name}: {}", failure.message);
-                        if !has_reloaded {
-                            break Err(Failure { message, ..failure });
+                        match has_reloaded {
+                            true => self.refused(name, after, failure.code, &message),
+                            false => (ending, ended) = (true, Err(Failure { message, ..failure })),
                         }
-                        stderr!("{message}; this job is not scheduled");
-                        // Not one that has taken its place.
-                        self.jobs.retain(|_, (_, stop)| !stop.is_closed());
                     }
                     Err(panic) => {
                         let (code, message) = (exit::SOFTWARE, panic.to_string());
-                        break Err(Failure { code, message });
+                        (ending, ended) = (true, Err(Failure { code, message }));
                     }
                 },
             }
-        };
-        self.end(signals).await;
+            if ending && !self.jobs.is_empty() {
+                self.jobs.clear();
+                detail!("waiting for the runs that last");
+            }
+        }
+        // Also for commands whose lock was lost.
+        let mut working = self.commands.working.subscribe();
+        let _ = working.wait_for(HashSet::is_empty).await;
         ended
     }
 
-    /// Begins no further run, and waits for those that last. A signal ends them.
-    async fn end(&mut self, signals: &mut Signals) {
-        self.jobs.clear();
-        detail!("waiting for the runs that last");
-        loop {
-            tokio::select! {
-                biased;
-                caught = signals.next() => match caught {
-                    Caught::End(Signal::HUP) => {}
-                    Caught::End(_) => drop(self.ends.send_replace(true)),
-                    Caught::Stop => discard_stop(),
-                    Caught::Other(_) | Caught::Child => {}
-                },
-                ended = self.schedulers.join_next() => if ended.is_none() {
-                    return;
-                },
-            }
+    /// The store has refused a job that was started after this pause. Tries it again if the reason may
+    /// pass, such as its login.
+    fn refused(&mut self, name: String, after: Duration, code: u8, message: &str) {
+        let line = match self.jobs.get(&name) {
+            Some((line, stop)) if stop.is_closed() => line.clone(),
+            // Another one has taken its place.
+            _ => return,
+        };
+        if code != exit::UNAVAILABLE {
+            stderr!("{message}; this job is not scheduled");
+            self.jobs.remove(&name);
+            return;
         }
+        if after.is_zero() {
+            let pause = duration::short(RETRY_PAUSE);
+            stderr!("{message}; it is tried again every {pause}");
+        }
+        let stop = self.start(line.clone(), RETRY_PAUSE);
+        self.jobs.insert(name, (line, stop));
     }
 }

@@ -1,11 +1,11 @@
 //! Processes that `redlatch` starts for itself, also while CMD runs. redlatch neither counts nor
-//! signals them as descendants of CMD. Both the thread that has started such a process and
-//! `Child` (`run::child`) wait for it. The first of them reaps it, and this module keeps its
-//! status for the thread.
+//! signals them as descendants of CMD. A thread waits for each of them ([`wait_for`]), while
+//! `Child` (`run::child`) or `cron` waits for any child: as process 1 of a container, redlatch adopts
+//! all orphans. The first of both reaps it, and this module keeps its status for the thread.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -39,16 +39,22 @@ pub(crate) fn handle_sigchld() -> io::Result<()> {
 pub(crate) fn start(mut command: Command) -> io::Result<(Pid, ChildStdout)> {
     command.process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let (pid, process) = spawn(&mut command)?;
+    let output = process.stdout;
+    let output = output.ok_or_else(|| io::Error::other("a process without output"))?;
+    Ok((pid, output))
+}
+
+/// Starts a process, which leads a group of its own soon. Returns its id, too.
+pub(crate) fn spawn(command: &mut Command) -> io::Result<(Pid, Child)> {
     let _ = handle_sigchld();
     // `wait_for_any` must not reap it before it is in the list.
     let mut all = all();
-    let mut process = command.spawn()?;
+    let process = command.spawn()?;
     let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
-    let (pid, output) = pid
-        .zip(process.stdout.take())
-        .ok_or_else(|| io::Error::other("a process without a valid id, or without output"))?;
+    let pid = pid.ok_or_else(|| io::Error::other("a process without a valid id"))?;
     all.push((pid, None));
-    Ok((pid, output))
+    Ok((pid, process))
 }
 
 /// Kills the group of a process, unless `redlatch` has reaped that process.

@@ -107,11 +107,6 @@ impl Signals {
         Signals::catch(ENDING.into_iter(), &[])
     }
 
-    /// Catches the signals that ask a program to end, and those that stop it: a stopped program renews no lock.
-    pub(crate) fn catch_ending_and_stopping() -> Result<Signals, Failure> {
-        Signals::catch(ENDING.into_iter().chain(STOPPING), &[])
-    }
-
     /// Catches the signals that ask a program to end, and those that stop and continue a job: the
     /// terminal is restored in between.
     pub(crate) fn catch_for_terminal() -> Result<Signals, Failure> {
@@ -245,6 +240,17 @@ pub(crate) fn unblock_all() -> io::Result<()> {
 pub(crate) fn unblock(numbers: &[i32]) -> io::Result<()> {
     let named = numbers.iter().map(|&number| Named::try_from(number));
     Ok(named.collect::<nix::Result<SigSet>>()?.thread_unblock()?)
+}
+
+/// Discards the blocked signals of keys at the terminal.
+pub(crate) fn discard_keys() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        let keys = SigSet::from_iter([Named::SIGINT, Named::SIGQUIT]);
+        let pending = SignalFd::with_flags(&keys, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        while pending.read_signal()?.is_some() {}
+    }
+    Ok(())
 }
 
 /// Returns whether a shell can continue a stopped process of this group. In an orphaned group it

@@ -3,6 +3,10 @@
 //! It runs CMD as `redlatch run` does, but its parent holds the lock. Standard input is a pipe from
 //! the parent. When that is closed, the lock counts as lost: CMD and its child processes are ended.
 //! So they also end if the parent is killed.
+//!
+//! It has a session of its own, without a terminal: keys are for the parent, which lets its runs end,
+//! and CMD cannot read the terminal. In the session of the parent, the system would stop CMD then, and
+//! no shell would continue it.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +29,10 @@ pub(crate) fn run_job(args: &RunJob) -> Result<u8, Failure> {
         log_format: args.log_format,
         ..Output::default()
     });
-    // The parent has blocked them for itself.
-    let unblocked = signals::unblock(&args.unblock);
+    let in_session = rustix::process::setsid();
+    in_session.map_err(|error| Failure::system("cannot begin a session", &error.into()))?;
+    // The parent has blocked them for itself. Keys before the session are for the parent, too.
+    let unblocked = signals::discard_keys().and_then(|()| signals::unblock(&args.unblock));
     unblocked.map_err(|error| Failure::system("cannot unblock signals", &error))?;
     // On this thread, because CMD is killed when the thread that started it ends.
     let runtime = runtime()?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use redlatch::Slot;
 use redlatch::job::Cron;
 use redlatch_testkit::{Proxy, Server, shared, unique};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
 
@@ -269,6 +269,29 @@ fn run_of_a_dead_machine_is_repeated_elsewhere() {
     }
 }
 
+/// On the same machine: a command whose lock was lost needs some time to end.
+#[test]
+fn attempt_begins_when_the_one_before_has_ended() {
+    let (temp_dir, name) = (TempDir::new(), unique("forced"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let script = format!("trap '' TERM; echo $$ >> {ran}; {IDLE_SCRIPT}");
+    std::fs::write(&file, format!("{} {name} [retry=1] {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    let pid = |attempt: usize| words(&ran)[attempt - 1][0].parse().unwrap();
+    for attempt in 1..=2 {
+        until("an attempt", || words(&ran).len() == attempt);
+        assert!(attempt == 1 || is_dead(pid(1)));
+        finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    }
+    until("both losses", || {
+        let lost = "a run was ended because its lock was lost";
+        cron.stderr().matches(lost).count() == 2
+    });
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+    assert!(is_dead(pid(2)));
+}
+
 #[test]
 fn signals_end_and_reload() {
     let (temp_dir, names) = (TempDir::new(), [unique("old"), unique("new")]);
@@ -324,6 +347,71 @@ fn job_that_the_store_refuses_after_a_reload_ends_no_other() {
     finish(redlatch(&server, &["cron", &file])).expect(65);
 }
 
+/// What its user may do is changed meanwhile, and changed back.
+#[test]
+fn job_that_the_store_refuses_for_a_while_is_scheduled_later() {
+    let (temp_dir, server) = (TempDir::new(), Server::start());
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    std::fs::write(&file, "").unwrap();
+    let cron = start(&server, &file, 0);
+    let _: () = server.command(&["ACL", "SETUSER", "default", "-eval", "-evalsha"]);
+    std::fs::write(&file, format!("* * * * * * job echo ran >> {ran}\n")).unwrap();
+    cron.signal(Signal::HUP);
+    cron.until_stderr("; it is tried again every ");
+    let _: () = server.command(&["ACL", "SETUSER", "default", "+@all"]);
+    until("a run", || !words(&ran).is_empty());
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
+
+/// Its store is down, as it may be when the machine boots.
+#[test]
+fn signals_end_and_reload_also_before_it_is_connected() {
+    let (temp_dir, mut server) = (TempDir::new(), Server::start());
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let job = |text: &str| format!("* * * * * * job echo {text} >> {ran}\n");
+    std::fs::write(&file, job("old")).unwrap();
+    server.kill();
+    let start = || {
+        let cron = Running::start(redlatch(&server, &["cron", &file]));
+        cron.until_stderr("waiting for");
+        cron
+    };
+    let (ended, reloaded) = (start(), start());
+    ended.signal(Signal::TERM);
+    ended.finish().expect(0);
+    std::fs::write(&file, "* * * wrong\n").unwrap();
+    reloaded.signal(Signal::HUP);
+    reloaded.until_stderr("1 line wrong; the jobs stay as they were\n");
+    std::fs::write(&file, job("new")).unwrap();
+    reloaded.signal(Signal::HUP);
+    until("the signal is received", || {
+        pending_signals(reloaded.pid()) == 0
+    });
+    server.restart();
+    until("a run", || !words(&ran).is_empty());
+    assert_eq!(words(&ran)[0], ["new"]);
+    reloaded.signal(Signal::TERM);
+    reloaded.finish().expect(0);
+}
+
+/// Also those of which it makes no use.
+#[test]
+fn each_ending_signal_lets_the_runs_end() {
+    let signals = [Signal::QUIT, Signal::USR1, Signal::ALARM, Signal::XFSZ];
+    for_each(&signals, |signal| {
+        let (temp_dir, name) = (TempDir::new(), unique("signal"));
+        let file = temp_dir.path("crontab");
+        let text = format!("{} {name} echo began; sleep 1; echo end\n", soon(2));
+        std::fs::write(&file, text).unwrap();
+        let cron = start(shared(), &file, 0);
+        cron.until_stdout("began\n");
+        cron.signal(*signal);
+        let stdout = cron.finish().expect(0).stdout;
+        assert!(stdout.ends_with(": end\n"), "{stdout}");
+    });
+}
+
 /// A stopped process would renew no lock, while its commands run.
 #[test]
 fn stop_signals_do_not_stop_it() {
@@ -361,6 +449,18 @@ fn output_in_the_background_of_a_terminal_does_not_stop_it() {
     shell.until_stdout("ended 0.");
 }
 
+/// As under other crons: the system would stop it, and no shell would continue it.
+#[test]
+fn command_cannot_read_the_terminal() {
+    let (temp_dir, name) = (TempDir::new(), unique("reads"));
+    let file = temp_dir.path("crontab");
+    std::fs::write(&file, format!("{} {name} read line < /dev/tty\n", soon(2))).unwrap();
+    let (shell, pid) = in_background_of_a_terminal(&format!("cron {file}"));
+    until("its end", || state(shared(), &name) == "failed");
+    kill_process(pid, Signal::TERM).unwrap();
+    shell.until_stdout("ended 0.");
+}
+
 /// A second signal ends what runs, with all processes.
 #[test]
 fn second_signal_ends_the_runs() {
@@ -382,6 +482,37 @@ fn second_signal_ends_the_runs() {
     assert!(is_dead(pid.parse().unwrap()));
     let all = history(shared(), &name);
     assert_eq!(all["runs"][0]["state"], "failed", "{all}");
+}
+
+/// As process 1 of a container it adopts what commands leave behind, and no other process reaps that.
+#[test]
+fn process_1_leaves_no_zombies() {
+    let (temp_dir, name) = (TempDir::new(), unique("reaps"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let text = format!("* * * * * * {name} (sleep 0.1; echo ran >> {ran}) &\n");
+    std::fs::write(&file, text).unwrap();
+    let mut unshare = std::process::Command::new("unshare");
+    // Users other than root may create namespaces only as root of one.
+    unshare.args(["--map-root-user", "--pid", "--mount-proc"]);
+    unshare.args(["--fork", "--kill-child", "--"]);
+    let unshare = started_by(unshare, &redlatch(shared(), &["cron", &file]));
+    let unshare = Running::start(unshare);
+    until("what runs leave behind", || words(&ran).len() >= 3);
+    let [cron] = children(unshare.pid())[..] else {
+        panic!("`unshare` has one child");
+    };
+    until("all zombies are reaped", || {
+        !children(cron).into_iter().any(is_dead)
+    });
+    kill_process(Pid::from_raw(cron as i32).unwrap(), Signal::TERM).unwrap();
+    unshare.finish().expect(0);
+}
+
+/// Returns the processes with this parent.
+fn children(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
 }
 
 #[test]

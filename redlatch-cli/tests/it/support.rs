@@ -255,6 +255,12 @@ pub(crate) fn is_dead(pid: u32) -> bool {
     matches!(fields_of(&stat).next(), Some("Z" | "X") | None)
 }
 
+/// Returns the parent of a process.
+pub(crate) fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    fields_of(&stat).nth(1)?.parse().ok()
+}
+
 /// Returns whether job control has stopped a process.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
