@@ -151,7 +151,7 @@ fn left(time: SystemTime, now: SystemTime) -> Duration {
 #[derive(Debug, Clone)]
 pub(super) struct Firing {
     pub(super) slot: SystemTime,
-    /// When each machine has begun it. Later, it is late.
+    /// When each machine has begun it, or this one may. Later, it is late.
     due: SystemTime,
     pub(super) overlap: Overlap,
     /// How often the slot may be repeated after its machine has died.
@@ -166,8 +166,10 @@ enum State {
     Undecided,
     /// The same, and the store could not be reached, or another user holds the lock.
     Blocked,
-    /// A run of the slot lasts elsewhere or may be repeated, or the slot is too early.
+    /// A run of the slot lasts elsewhere or may be repeated.
     Watching,
+    /// The slot is too early by the clock of the store.
+    Early,
 }
 
 /// What to do next.
@@ -226,42 +228,39 @@ impl Firing {
         match self.state {
             State::Undecided => self.overlap != Overlap::Allow,
             State::Blocked => true,
-            State::Watching => false,
+            // Later slots of a clock that is ahead are early, too.
+            State::Watching | State::Early => false,
         }
     }
 
     /// The store has replied. `asked`: without the lock.
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
-        self.state = State::Undecided;
-        let is_free = reply == Begun::Vacant && self.overlap == Overlap::Wait;
-        if is_free || matches!(reply, Begun::Overlaps(_)) {
+        self.state = match reply {
+            Begun::Lasts { attempt, .. } if attempt <= self.retries => State::Watching,
+            Begun::Vacant if asked && self.catch_up == CatchUp::Last => State::Blocked,
+            Begun::Early(_) => State::Early,
+            _ => State::Undecided,
+        };
+        self.due = match reply {
             // While it waits for another run, it is not late.
-            self.due = now;
-        }
+            Begun::Vacant if self.overlap == Overlap::Wait => now,
+            Begun::Overlaps(_) => now,
+            Begun::Early(time) => now + time,
+            _ => self.due,
+        };
         match reply {
             Begun::New(attempt) => Next::Run(attempt),
             // The lock has ended.
             Begun::Vacant if !asked => Next::Pause(Duration::ZERO),
             // The lock is free now, is held by a machine that has not begun yet, or by another user.
-            Begun::Vacant if self.overlap != Overlap::Wait && self.is_missed(now) => {
-                Next::End(Ending::Missed)
-            }
-            Begun::Vacant => {
-                if self.catch_up == CatchUp::Last {
-                    self.state = State::Blocked;
-                }
-                Next::Lock(ASK_PAUSE)
-            }
+            Begun::Vacant if self.is_missed(now) => Next::End(Ending::Missed),
+            Begun::Vacant => Next::Lock(ASK_PAUSE),
             Begun::Done => Next::End(Ending::Elsewhere),
-            Begun::Lasts { attempt, left } if attempt <= self.retries => {
-                self.state = State::Watching;
+            Begun::Lasts { left, .. } if self.state == State::Watching => {
                 Next::Pause(left.max(Duration::from_millis(10)))
             }
             Begun::Lasts { .. } => Next::End(Ending::Elsewhere),
-            Begun::Early(time) => {
-                self.state = State::Watching;
-                Next::Pause(time)
-            }
+            Begun::Early(time) => Next::Pause(time),
             Begun::Skipped => Next::End(Ending::Skipped),
             Begun::Overlaps(_) if asked => Next::Lock(WAIT_PAUSE),
             // That run does not hold this lock.
@@ -271,16 +270,19 @@ impl Firing {
 
     /// The store could not be reached.
     pub(super) fn failed(&mut self, now: SystemTime) -> Next {
-        if self.state != State::Watching {
-            if self.is_missed(now) {
-                return Next::End(Ending::Missed);
-            }
-            self.state = State::Blocked;
+        if self.is_missed(now) {
+            return Next::End(Ending::Missed);
         }
+        self.state = match self.state {
+            State::Early if !late(self.due, now) => State::Early,
+            State::Watching => State::Watching,
+            _ => State::Blocked,
+        };
         Next::Pause(ASK_PAUSE)
     }
 
     fn is_missed(&self, now: SystemTime) -> bool {
-        self.catch_up == CatchUp::None && late(self.due, now)
+        let is_firing = self.state != State::Watching;
+        is_firing && self.catch_up == CatchUp::None && late(self.due, now)
     }
 }

@@ -411,6 +411,26 @@ fn firing_that_waits_for_another_run_is_not_late() {
     }
 }
 
+/// A clock that is ahead does not make it late, but an outage that follows does.
+#[test]
+fn early_firing_is_late_a_minute_after_it_may_begin() {
+    let early = 10 * SECOND;
+    for (catch_up, after, next, gives_way) in [
+        (CatchUp::None, TOLERANCE, Next::Pause(SECOND), false),
+        (CatchUp::None, 2 * TOLERANCE, Next::End(Ending::Missed), false),
+        (CatchUp::Last, TOLERANCE, Next::Pause(SECOND), false),
+        // Only the latest of them runs.
+        (CatchUp::Last, 2 * TOLERANCE, Next::Pause(SECOND), true),
+    ] {
+        let mut firing = firing(1, catch_up);
+        let slot = firing.slot;
+        firing.replied(Begun::Early(early), true, slot + 5 * MINUTE);
+        let now = slot + 5 * MINUTE + early + after;
+        assert_eq!(firing.failed(now), next, "{catch_up:?} {after:?}");
+        assert_eq!(firing.gives_way(), gives_way, "{catch_up:?} {after:?}");
+    }
+}
+
 /// A machine that begins a firing late by its jitter has as much time as one that begins at once.
 #[test]
 fn jitter_of_a_firing_is_no_delay() {
