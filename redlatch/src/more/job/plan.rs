@@ -237,6 +237,8 @@ impl Firing {
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
         self.state = match reply {
             Begun::Lasts { attempt, .. } if attempt <= self.retries => State::Watching,
+            // What has the lock may be a machine that dies before it repeats the run.
+            Begun::Vacant if self.state == State::Watching => State::Watching,
             Begun::Vacant if asked && self.catch_up == CatchUp::Last => State::Blocked,
             Begun::Early(_) => State::Early,
             _ => State::Undecided,

@@ -411,6 +411,32 @@ fn firing_that_waits_for_another_run_is_not_late() {
     }
 }
 
+/// Another machine may have the lock to repeat the run, or another user may have it.
+#[test]
+fn dead_run_is_watched_while_another_machine_may_repeat_it() {
+    for overlap in [Overlap::Skip, Overlap::Wait, Overlap::Allow] {
+        for (catch_up, asked, next) in [
+            (CatchUp::None, true, Next::Lock(SECOND)),
+            (CatchUp::Last, true, Next::Lock(SECOND)),
+            (CatchUp::None, false, Next::Pause(Duration::ZERO)),
+        ] {
+            let mut firing = firing(1, catch_up);
+            firing.overlap = overlap;
+            let now = firing.slot + 20 * MINUTE;
+            let lasts = Begun::Lasts {
+                attempt: 1,
+                left: SECOND,
+            };
+            firing.replied(lasts, true, now);
+            for after in [Duration::ZERO, 2 * TOLERANCE] {
+                let vacant = firing.replied(Begun::Vacant, asked, now + after);
+                assert_eq!(vacant, next, "{overlap:?} {catch_up:?} {asked}");
+                assert!(!firing.gives_way(), "{overlap:?} {catch_up:?} {asked}");
+            }
+        }
+    }
+}
+
 /// A clock that is ahead does not make it late, but an outage that follows does.
 #[test]
 fn early_firing_is_late_a_minute_after_it_may_begin() {
@@ -898,6 +924,32 @@ async fn dead_run_is_repeated_after_later_slots_were_skipped() {
     };
     assert_eq!((&first.0, first.1), (&slot, 1));
     assert_eq!(again, &(slot, 2, 2));
+}
+
+/// Another user gets the lock when it ends with its lease.
+#[tokio::test(start_paused = true)]
+async fn dead_run_is_repeated_after_another_user_had_the_lock() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = || {
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        job.retry(1)
+    };
+    let dies = fleet.start(0, job(), 180 * MINUTE);
+    until_runs(&fleet, 1).await;
+    let watches = fleet.start(1, job(), SECOND);
+    sleep(10 * MINUTE).await;
+    let lock = fleet.client().lock("job");
+    let waits = tokio::spawn(async move { lock.lock().await.unwrap() });
+    sleep(SECOND).await;
+    dies.task.abort();
+    let held = waits.await.unwrap();
+    sleep(10 * MINUTE).await;
+    held.unlock().await.unwrap();
+    sleep(MINUTE).await;
+    watches.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let runs: Vec<_> = runs.iter().map(|run| (run.1, run.2)).collect();
+    assert_eq!(runs, [(1, 0), (2, 1)]);
 }
 
 /// Each run takes longer than a period.
