@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::cron::{Cron, utc};
 use super::history::{MAX_OUTPUT, last_bytes};
@@ -32,6 +32,9 @@ pub(super) const KEPT: u32 = 20;
 
 /// How long the record of a job remains after its latest run, in addition to two of its periods.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// How long a machine repeats the record of an end that the store refuses.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 /// What fired just before a process started counts as due: with a new schedule it may take the place
 /// of a scheduler that has not done it.
@@ -424,10 +427,11 @@ impl Scheduled {
         }
     }
 
-    /// Records the end of a run, and repeats that while the lock is held.
+    /// Records the end of a run, and repeats that while the lock is held: without an end the run would
+    /// be taken for dead. A refusal may last, so the record is repeated for a limited time.
     async fn finish(&self, held: &Held, id: &str, of: &str, end: &str) {
         let Job { session, keys } = &self.job;
-        let object = &keys.object;
+        let (object, ended) = (&keys.object, Instant::now());
         loop {
             let step = finish(keys, id, of, end);
             match session.store.run_urgent(&step).await {
@@ -436,7 +440,10 @@ impl Scheduled {
                     let job = object.full_name();
                     return tracing::warn!(job, "a run ended that is not kept or counts as lost");
                 }
-                Err(error) if error.is_transient() && held.is_valid() => {
+                Err(error)
+                    if held.is_valid()
+                        && (error.is_transient() || ended.elapsed() < REFUSED_FOR) =>
+                {
                     sleep(Duration::from_secs(1)).await;
                 }
                 Err(error) => {

@@ -1163,6 +1163,49 @@ async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
     }
 }
 
+/// Its lock shows meanwhile that its machine lives.
+#[tokio::test(start_paused = true)]
+async fn run_whose_end_was_refused_is_not_repeated() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let machines = [0, 1].map(|_| {
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let store = fleet.store.clone();
+        tokio::spawn(async move {
+            let work = async |_| {
+                // The other machine looks at the run.
+                sleep(5 * SECOND).await;
+                store.fail([Failure::Refused; 20]);
+            };
+            let stop = sleep(10 * MINUTE);
+            job.retry(1).run_until(stop, work).await.unwrap();
+        })
+    });
+    for machine in machines {
+        machine.await.unwrap();
+    }
+    let history = fleet.history().await;
+    let states = history.runs.iter().map(|run| run.state.as_str());
+    assert_eq!(Vec::from_iter(states), ["ok"]);
+}
+
+/// The key of the record has other data.
+#[tokio::test(start_paused = true)]
+async fn end_that_is_refused_for_good_keeps_the_lock_for_a_minute() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let record = job.job().keys.record.clone();
+    let machine = fleet.start(0, job, 5 * MINUTE);
+    until_runs(&fleet, 1).await;
+    fleet.store.remove(&record);
+    let _other = fleet.client().lock(&record).lock().await.unwrap();
+    for (after, is_locked) in [(5 * MINUTE + MINUTE / 2, true), (MINUTE, false)] {
+        sleep(after).await;
+        let lock = fleet.client().lock("job");
+        assert_eq!(lock.is_locked().await.unwrap(), is_locked, "{after:?}");
+    }
+    machine.stop().await;
+}
+
 async fn until_runs(fleet: &Fleet, count: usize) {
     while fleet.runs.lock().unwrap().len() < count {
         sleep(SECOND).await;
