@@ -164,7 +164,8 @@ pub(super) struct Firing {
 enum State {
     /// Whether it runs here is undecided.
     Undecided,
-    /// The same, and the store could not be reached, or another user holds the lock.
+    /// The same, and the store could not be reached or has refused it, or another user holds the
+    /// lock.
     Blocked,
     /// A run of the slot lasts elsewhere or may be repeated.
     Watching,
@@ -194,7 +195,7 @@ pub(super) enum Ending {
     Elsewhere,
     /// Another run lasts.
     Skipped,
-    /// The store could not be reached in time, or another user held the lock.
+    /// The store could not be reached or refused it, or another user held the lock, for too long.
     Missed,
 }
 
@@ -270,7 +271,7 @@ impl Firing {
         }
     }
 
-    /// The store could not be reached.
+    /// The store could not be reached, or has refused a request.
     pub(super) fn failed(&mut self, now: SystemTime) -> Next {
         if self.is_missed(now) {
             return Next::End(Ending::Missed);

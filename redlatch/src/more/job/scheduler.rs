@@ -463,7 +463,7 @@ impl Scheduled {
         ahead: Duration,
         mut progressed: watch::Receiver<Progressed>,
     ) -> Result<(Held, String, u32), Ending> {
-        let (mut held, mut id) = (None::<Held>, String::new());
+        let (mut held, mut id, mut logged) = (None::<Held>, String::new(), false);
         tokio::select! {
             biased;
             _ = progressed.wait_for(|now| now.stops) => return Err(Ending::Elsewhere),
@@ -487,15 +487,21 @@ impl Scheduled {
                             Next::Begin
                         }
                         Ok(None) => Next::Ask,
-                        Err(error) => self.failed(&mut firing, error)?,
+                        Err(error) => self.failed(&mut firing, &error, &mut logged),
                     }
                 }
                 Next::Begin | Next::Ask => {
                     match self.begin(&firing, held.as_ref(), &id, ahead).await {
-                        Ok(reply) => firing.replied(reply, held.is_none(), self.now()),
-                        Err(error) => match self.failed(&mut firing, error)? {
+                        Ok(reply) => {
+                            logged = false;
+                            firing.replied(reply, held.is_none(), self.now())
+                        }
+                        Err(error) => match self.failed(&mut firing, &error, &mut logged) {
                             // The same run may have begun: repeated with its id.
-                            Next::Pause(pause) if held.as_ref().is_some_and(Held::is_valid) => {
+                            Next::Pause(pause)
+                                if error.is_transient()
+                                    && held.as_ref().is_some_and(Held::is_valid) =>
+                            {
                                 drop(over);
                                 tokio::select! {
                                     biased;
@@ -540,13 +546,14 @@ impl Scheduled {
         }
     }
 
-    fn failed(&self, firing: &mut Firing, error: Error) -> Result<Next, Ending> {
-        if error.is_transient() {
-            return Ok(firing.failed(self.now()));
+    /// The store could not be reached, or has refused a request. Only the first refusal since it
+    /// replied is logged: a run may be watched for hours.
+    fn failed(&self, firing: &mut Firing, error: &Error, logged: &mut bool) -> Next {
+        if !error.is_transient() && !std::mem::replace(logged, true) {
+            let (job, slot) = (self.job.keys.object.full_name(), utc(firing.slot));
+            tracing::warn!(job, slot, %error, "a firing was refused; retrying");
         }
-        let (job, slot) = (self.job.keys.object.full_name(), utc(firing.slot));
-        tracing::warn!(job, slot, %error, "a firing failed");
-        Err(Ending::Elsewhere)
+        firing.failed(self.now())
     }
 
     fn log_missed(&self, slot: SystemTime) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use redlatch_testkit::Log;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -1000,6 +1001,69 @@ async fn outage_delays_or_misses_a_firing() {
         machine.stop().await;
         assert_eq!(fleet.slots().len(), runs, "{catch_up:?} {minutes}");
     }
+}
+
+/// Another kind of lock has its name. Logged once.
+#[tokio::test(start_paused = true)]
+async fn refusal_delays_or_misses_a_firing() {
+    for (catch_up, seconds, runs) in [
+        (CatchUp::None, 50, 1),
+        (CatchUp::None, 70, 0),
+        (CatchUp::Last, 3600, 1),
+    ] {
+        let (log, _logged) = logged();
+        let fleet = Fleet::new("2027-01-01T01:59:59");
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let machine = fleet.start(0, job.catch_up(catch_up), SECOND);
+        let other = fleet.client().read_write_lock("job");
+        let other = other.write().lock().await.unwrap();
+        sleep(seconds * SECOND).await;
+        other.unlock().await.unwrap();
+        sleep(MINUTE).await;
+        machine.stop().await;
+        assert_eq!(fleet.slots().len(), runs, "{catch_up:?} {seconds}");
+        assert_eq!(log.lines(&["a firing was refused"]).len(), 1);
+        let missed = log.lines(&["a firing was missed"]).len();
+        assert_eq!(missed, 1 - runs, "{catch_up:?} {seconds}");
+    }
+}
+
+/// Longer than a firing may be late.
+#[tokio::test(start_paused = true)]
+async fn watch_of_a_run_lasts_while_the_store_refuses() {
+    let (log, _logged) = logged();
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = || {
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        job.retry(1)
+    };
+    let dies = fleet.start(0, job(), 180 * MINUTE);
+    until_runs(&fleet, 1).await;
+    let watches = fleet.start(1, job(), SECOND);
+    sleep(SECOND).await;
+    dies.task.abort();
+    sleep(SECOND).await;
+    fleet.store.fail([Failure::Refused; 100]);
+    sleep(10 * MINUTE).await;
+    watches.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let runs: Vec<_> = runs.iter().map(|run| (run.1, run.2)).collect();
+    assert_eq!(runs, [(1, 0), (2, 1)]);
+    assert_eq!(log.lines(&["a firing was refused"]).len(), 1);
+}
+
+/// Returns what this thread logs until the second value is dropped.
+fn logged() -> (Log, impl Sized) {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone());
+    // With only one subscriber, `tracing` would disable an event for good if another test, which has no subscriber, were
+    // the first to log it.
+    let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    let until = tracing::subscriber::set_default(subscriber.finish());
+    (log, (other, until))
 }
 
 /// The fleet was down at the time, or is started for the first time.
