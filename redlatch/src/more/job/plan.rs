@@ -55,8 +55,8 @@ pub(super) enum Due {
     Sleep(Duration),
     /// This slot fires after this time.
     Fire(SystemTime, Duration),
-    /// This slot is too late.
-    Missed(SystemTime),
+    /// No slot from this one to that one fires: they are too late.
+    Missed(SystemTime, SystemTime),
 }
 
 impl Plan {
@@ -100,14 +100,22 @@ impl Plan {
             return Due::Sleep(ahead.min(LONGEST_SLEEP));
         }
         if self.late(slot, now) {
-            slot = self.cron.latest_until(now).unwrap_or(slot).max(slot);
+            let latest = self.cron.latest_until(now).unwrap_or(slot).max(slot);
+            if self.catch_up == CatchUp::None {
+                let missed = match self.late(latest, now) {
+                    true => Some(latest),
+                    false => self.cron.latest_until(latest - Duration::from_secs(1)),
+                };
+                self.handled = missed.unwrap_or(slot);
+                return Due::Missed(slot, self.handled);
+            }
+            slot = latest;
         }
         self.handled = slot;
         let delay = self.jitter(slot).mul_f64(random);
-        match (self.late(slot, now), self.catch_up) {
-            (false, _) => Due::Fire(slot, left(slot + delay, now)),
-            (true, CatchUp::Last) => Due::Fire(slot, delay),
-            (true, CatchUp::None) => Due::Missed(slot),
+        match self.late(slot, now) {
+            true => Due::Fire(slot, delay),
+            false => Due::Fire(slot, left(slot + delay, now)),
         }
     }
 
@@ -224,13 +232,15 @@ impl Firing {
         self
     }
 
-    /// Returns whether a later firing of this machine takes its place.
-    pub(super) fn gives_way(&self) -> bool {
-        match self.state {
-            State::Undecided => self.overlap != Overlap::Allow,
-            State::Blocked => true,
+    /// Returns what becomes of it when a later firing of this machine takes its place. `None`: it
+    /// goes on.
+    pub(super) fn gives_way(&self) -> Option<Ending> {
+        match (self.state, self.catch_up) {
+            (State::Undecided, _) if self.overlap == Overlap::Allow => None,
+            (State::Undecided, _) | (State::Blocked, CatchUp::Last) => Some(Ending::Elsewhere),
+            (State::Blocked, CatchUp::None) => Some(Ending::Missed),
             // Later slots of a clock that is ahead are early, too.
-            State::Watching | State::Early => false,
+            (State::Watching | State::Early, _) => None,
         }
     }
 

@@ -314,8 +314,8 @@ impl Scheduled {
                     firings.push(fire(&plan, firing(&plan, slot), after));
                     continue;
                 }
-                Due::Missed(slot) => {
-                    self.log_missed(slot);
+                Due::Missed(first, last) => {
+                    self.log_missed(first, last);
                     continue;
                 }
             };
@@ -382,7 +382,7 @@ impl Scheduled {
             let deciding = self.decide(firing.clone(), after, ahead, progressed.clone());
             let (held, id, attempt) = match deciding.await {
                 Ok(begun) => begun,
-                Err(Ending::Missed) => return self.log_missed(slot),
+                Err(Ending::Missed) => return self.log_missed(slot, slot),
                 Err(Ending::Skipped) => {
                     let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
                     return tracing::info!(
@@ -472,12 +472,17 @@ impl Scheduled {
         let mut next = Next::Lock(Duration::ZERO);
         loop {
             let (slot, gives_way) = (firing.slot, firing.gives_way());
-            let over = progressed.wait_for(|now| now.stops || (gives_way && now.latest > slot));
+            let is_later = |now: &Progressed| gives_way.is_some() && now.latest > slot;
+            let over = async {
+                let now = progressed.wait_for(|now| now.stops || is_later(now));
+                let stops = now.await.is_ok_and(|now| now.stops);
+                gives_way.filter(|_| !stops).unwrap_or(Ending::Elsewhere)
+            };
             next = match next {
                 Next::Lock(wait) => {
                     let locked = tokio::select! {
                         biased;
-                        _ = over => return Err(Ending::Elsewhere),
+                        ending = over => return Err(ending),
                         locked = self.lock(wait, slot) => locked,
                     };
                     match locked {
@@ -526,7 +531,7 @@ impl Scheduled {
                     }
                     tokio::select! {
                         biased;
-                        _ = over => return Err(Ending::Elsewhere),
+                        ending = over => return Err(ending),
                         () = sleep(pause) => {}
                     }
                     Next::Lock(Duration::ZERO)
@@ -556,9 +561,10 @@ impl Scheduled {
         firing.failed(self.now())
     }
 
-    fn log_missed(&self, slot: SystemTime) {
+    fn log_missed(&self, slot: SystemTime, last: SystemTime) {
+        let until = (last > slot).then(|| utc(last));
         let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
-        tracing::warn!(job, slot, "a firing was missed");
+        tracing::warn!(job, slot, until, "a firing was missed");
     }
 
     async fn lock(&self, wait: Duration, slot: SystemTime) -> Result<Option<Held>> {

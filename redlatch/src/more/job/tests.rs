@@ -236,6 +236,10 @@ fn plan_fires_each_slot_once_in_order() {
         ("2027-01-01T00:00:31", fire("2027-01-01T00:00:30")),
         ("2027-01-01T00:00:31", Due::Sleep(29 * SECOND)),
         // The machine slept: only the latest.
+        (
+            "2027-01-01T08:00:07",
+            Due::Missed(at("2027-01-01T00:01"), at("2027-01-01T07:59:30")),
+        ),
         ("2027-01-01T08:00:07", fire("2027-01-01T08:00:00")),
         ("2027-01-01T08:00:07", Due::Sleep(23 * SECOND)),
         // The job still fires although the clock was set back by hours.
@@ -253,12 +257,22 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
     let day = Duration::from_secs(24 * 3600);
     for (catch_up, now, due) in [
         (CatchUp::None, in_time, fire(slot)),
-        (CatchUp::None, late, Due::Missed(slot)),
+        (CatchUp::None, late, Due::Missed(slot, slot)),
         (CatchUp::Last, late, fire(slot)),
     ] {
         let mut plan = plan("0 2 * * *", catch_up, "2026-12-31T12:00");
         assert_eq!(plan.due(at(now), 0.0), due, "{catch_up:?} {now}");
         assert_eq!(plan.due(at(now), 0.0), Due::Sleep(MINUTE));
+    }
+    // The machine slept for days.
+    for (catch_up, due) in [
+        (CatchUp::None, Due::Missed(slot, slot + 3 * day)),
+        (CatchUp::Last, fire(slot + 3 * day)),
+    ] {
+        let mut plan = plan("0 2 * * *", catch_up, "2026-12-31T12:00");
+        let now = slot + 3 * day + 2 * MINUTE;
+        assert_eq!(plan.due(now, 0.0), due, "{catch_up:?}");
+        assert_eq!(plan.due(now, 0.0), Due::Sleep(MINUTE));
     }
     // This process starts after the time.
     let minutes = |minutes| slot + minutes * MINUTE;
@@ -354,7 +368,8 @@ fn firing_does_what_the_store_replies() {
             next,
             "{reply:?} {asked} {retries}"
         );
-        assert_eq!(firing.gives_way(), gives_way, "{reply:?} {asked} {retries}");
+        let does_give_way = firing.gives_way().is_some();
+        assert_eq!(does_give_way, gives_way, "{reply:?} {asked} {retries}");
     }
 }
 
@@ -374,10 +389,14 @@ fn firing_waits_through_a_short_outage() {
             let mut firing = firing(1, catch_up);
             firing.overlap = overlap;
             let now = firing.slot + after * SECOND;
-            assert_eq!(firing.gives_way(), overlap != Overlap::Allow);
+            assert_eq!(firing.gives_way().is_some(), overlap != Overlap::Allow);
             assert_eq!(firing.failed(now), next, "{overlap:?} {catch_up:?} {after}");
             // Otherwise each firing of a long outage would be kept.
-            assert!(firing.gives_way() || next == Next::End(Ending::Missed));
+            if next != Next::End(Ending::Missed) {
+                let is_logged = firing.gives_way() == Some(Ending::Missed);
+                assert_eq!(is_logged, catch_up == CatchUp::None, "{overlap:?}");
+                assert!(firing.gives_way().is_some());
+            }
             // While it watches the run of another machine, it is not late.
             let lasts = Begun::Lasts {
                 attempt: 1,
@@ -385,7 +404,7 @@ fn firing_waits_through_a_short_outage() {
             };
             firing.replied(lasts, true, now);
             assert_eq!(firing.failed(now), Next::Pause(SECOND));
-            assert!(!firing.gives_way());
+            assert_eq!(firing.gives_way(), None);
         }
     }
 }
@@ -432,7 +451,7 @@ fn dead_run_is_watched_while_another_machine_may_repeat_it() {
             for after in [Duration::ZERO, 2 * TOLERANCE] {
                 let vacant = firing.replied(Begun::Vacant, asked, now + after);
                 assert_eq!(vacant, next, "{overlap:?} {catch_up:?} {asked}");
-                assert!(!firing.gives_way(), "{overlap:?} {catch_up:?} {asked}");
+                assert_eq!(firing.gives_way(), None, "{overlap:?} {catch_up:?} {asked}");
             }
         }
     }
@@ -443,11 +462,21 @@ fn dead_run_is_watched_while_another_machine_may_repeat_it() {
 fn early_firing_is_late_a_minute_after_it_may_begin() {
     let early = 10 * SECOND;
     for (catch_up, after, next, gives_way) in [
-        (CatchUp::None, TOLERANCE, Next::Pause(SECOND), false),
-        (CatchUp::None, 2 * TOLERANCE, Next::End(Ending::Missed), false),
-        (CatchUp::Last, TOLERANCE, Next::Pause(SECOND), false),
+        (CatchUp::None, TOLERANCE, Next::Pause(SECOND), None),
+        (
+            CatchUp::None,
+            2 * TOLERANCE,
+            Next::End(Ending::Missed),
+            None,
+        ),
+        (CatchUp::Last, TOLERANCE, Next::Pause(SECOND), None),
         // Only the latest of them runs.
-        (CatchUp::Last, 2 * TOLERANCE, Next::Pause(SECOND), true),
+        (
+            CatchUp::Last,
+            2 * TOLERANCE,
+            Next::Pause(SECOND),
+            Some(Ending::Elsewhere),
+        ),
     ] {
         let mut firing = firing(1, catch_up);
         let slot = firing.slot;
@@ -471,7 +500,7 @@ fn jitter_of_a_firing_is_no_delay() {
     for (now, after) in [
         (due - SECOND, Due::Fire(slot, SECOND)),
         (due + TOLERANCE, fires.clone()),
-        (due + TOLERANCE + SECOND, Due::Missed(slot)),
+        (due + TOLERANCE + SECOND, Due::Missed(slot, slot)),
     ] {
         let mut plan = Plan::new(daily(), CatchUp::None, jitter, slot - SECOND);
         assert_eq!(plan.due(now, 1.0), after, "{now:?}");
@@ -512,7 +541,8 @@ fn firing_is_missed_if_another_user_holds_the_lock() {
         assert_eq!(in_time, Next::Lock(SECOND));
         // Otherwise each firing would be kept until the lock is free.
         let is_kept = overlap == Overlap::Allow && catch_up == CatchUp::None;
-        assert_eq!(firing.gives_way(), !is_kept, "{overlap:?} {catch_up:?}");
+        let gives_way = firing.gives_way().is_some();
+        assert_eq!(gives_way, !is_kept, "{overlap:?} {catch_up:?}");
         let late = firing.replied(Begun::Vacant, true, slot + TOLERANCE + SECOND);
         assert_eq!(late, next, "{overlap:?} {catch_up:?}");
     }
@@ -1000,6 +1030,54 @@ async fn outage_delays_or_misses_a_firing() {
         sleep(MINUTE).await;
         machine.stop().await;
         assert_eq!(fleet.slots().len(), runs, "{catch_up:?} {minutes}");
+    }
+}
+
+/// The period is not longer than a firing may be late, so that each one takes the place of the one before.
+#[tokio::test(start_paused = true)]
+async fn each_slot_of_an_outage_is_logged_unless_it_is_caught_up() {
+    for overlap in [Overlap::Skip, Overlap::Wait, Overlap::Allow] {
+        for (catch_up, missed) in [(CatchUp::None, 29), (CatchUp::Last, 0)] {
+            let (log, _logged) = logged();
+            let fleet = Fleet::new("2027-01-01T01:59:40");
+            let job = fleet.job(&fleet.client(), "* * * * *", "UTC", Duration::ZERO);
+            let machine = fleet.start(0, job.overlap(overlap).catch_up(catch_up), SECOND);
+            sleep(SECOND).await;
+            fleet.store.set_available(false);
+            sleep(30 * MINUTE).await;
+            fleet.store.set_available(true);
+            sleep(10 * SECOND).await;
+            machine.stop().await;
+            let slots = Vec::from_iter(fleet.slots());
+            let latest = ("2027-01-01T02:29:00Z".to_owned(), 1);
+            assert_eq!(slots, [latest], "{overlap:?} {catch_up:?}");
+            let lines = log.lines(&["a firing was missed"]);
+            assert_eq!(lines.len(), missed, "{overlap:?} {catch_up:?} {lines:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_machine_that_slept_are_logged_once() {
+    let (log, _logged) = logged();
+    let fleet = Fleet::new("2027-01-01T02:10");
+    let job = fleet.job(&fleet.client(), "*/30 * * * *", "UTC", Duration::ZERO);
+    let (began, at) = (fleet.began, fleet.at);
+    let job = job.clock(move || {
+        let slept = if began.elapsed() < MINUTE { 0 } else { 8 };
+        at + began.elapsed() + slept * 60 * MINUTE
+    });
+    let machine = fleet.start(0, job, SECOND);
+    sleep(5 * MINUTE).await;
+    machine.stop().await;
+    let [line] = &log.lines(&["a firing was missed"])[..] else {
+        panic!("once: {}", log.text());
+    };
+    for field in [
+        "slot=\"2027-01-01T02:30:00Z\"",
+        "until=\"2027-01-01T10:00:00Z\"",
+    ] {
+        assert!(line.contains(field), "{line}");
     }
 }
 
