@@ -13,6 +13,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::cron::Cron;
+use super::history::{History, RunState};
 use super::rules::{Begun, Overlap};
 
 /// How late a firing may begin, if its job does not catch up: long enough for a failover of the
@@ -69,13 +70,19 @@ impl Plan {
         }
     }
 
-    /// Takes the last slot that the store knows, and with which schedule: what fired after it is due
-    /// now, if the job catches up. Otherwise only the latest one, if it is not late yet: a process
-    /// that has ended may have waited for its jitter or for the lock. A job that has never run with
-    /// this schedule has nothing to catch up.
-    pub(super) fn catch_up(&mut self, last: SystemTime, schedule: Option<&Cron>) {
+    /// Takes what the store knows of this schedule; one that has never run has nothing to catch up.
+    /// What fired after the last slot is due now, if the job catches up. Otherwise only the latest
+    /// one, if it is not late yet: a process that has ended may have waited for its jitter or for the
+    /// lock.
+    ///
+    /// Returns the slot of the latest run, if it is to be watched: its machine may have died. Later
+    /// slots may have been skipped.
+    pub(super) fn resume(&mut self, history: &History) -> Option<SystemTime> {
+        if history.schedule.as_ref() != Some(&self.cron) {
+            return None;
+        }
+        let last = history.last_slot;
         let since = match self.catch_up {
-            _ if schedule != Some(&self.cron) => None,
             CatchUp::Last => Some(last),
             CatchUp::None => {
                 let latest = self.cron.latest_until(self.handled);
@@ -84,6 +91,8 @@ impl Plan {
             }
         };
         self.handled = since.map_or(self.handled, |since| self.handled.min(since));
+        let run = history.runs.first()?;
+        matches!(run.state, RunState::Running | RunState::Lost).then_some(run.slot)
     }
 
     /// Returns what is to be done at `now`. `random`: from 0 to 1.

@@ -288,9 +288,7 @@ impl Scheduled {
             () = &mut stop => return Ok(()),
             known = self.known() => known?,
         };
-        if let Some(history) = &known {
-            plan.catch_up(history.last_slot, history.schedule.as_ref());
-        }
+        let unfinished = known.and_then(|history| plan.resume(&history));
         let mut firings = FuturesUnordered::new();
         let firing = |plan: &Plan, slot| {
             let jitter = plan.jitter(slot);
@@ -300,10 +298,8 @@ impl Scheduled {
             let ahead = plan.ahead(firing.slot);
             self.fire(firing, after, ahead, progressed.subscribe(), &work)
         };
-        let latest = known.as_ref().and_then(|history| history.runs.first());
-        if let (Some(run), 1..) = (latest, self.retries) {
-            // Its machine may have died. Later slots may have been skipped.
-            let watching = firing(&plan, run.slot).watch(self.now());
+        if let (Some(slot), 1..) = (unfinished, self.retries) {
+            let watching = firing(&plan, slot).watch(self.now());
             firings.push(fire(&plan, watching, Duration::ZERO));
         }
         loop {

@@ -212,6 +212,50 @@ fn plan(text: &str, catch_up: CatchUp, now: &str) -> Plan {
     )
 }
 
+/// What the store has of a job: the last slot, and a run of it in this state.
+fn known(schedule: &Cron, last: SystemTime, state: Option<RunState>) -> History {
+    let run = |state| RunRecord {
+        slot: last,
+        attempt: 1,
+        state,
+        host: String::new(),
+        by: String::new(),
+        began: last,
+        took: None,
+        outcome: String::new(),
+        output: String::new(),
+    };
+    History {
+        name: "job".to_owned(),
+        schedule: Some(schedule.clone()),
+        last_slot: last,
+        skipped: 0,
+        last_success: None,
+        runs: state.map(run).into_iter().collect(),
+    }
+}
+
+/// A run of another schedule may have died long ago.
+#[test]
+fn run_of_the_same_schedule_is_watched_unless_it_has_ended() {
+    let slot = at("2027-01-01T02:00");
+    let same = || Cron::parse("0 2 * * *").unwrap();
+    for (before, state, is_watched) in [
+        (same(), Some(RunState::Running), true),
+        (same(), Some(RunState::Lost), true),
+        (same(), Some(RunState::Succeeded), false),
+        (same(), Some(RunState::Failed), false),
+        (same(), None, false),
+        (daily(), Some(RunState::Running), false),
+        (daily(), Some(RunState::Lost), false),
+    ] {
+        let mut plan = plan("0 2 * * *", CatchUp::None, "2027-01-01T11:00");
+        let watched = plan.resume(&known(&before, slot, state));
+        assert_eq!(watched.is_some(), is_watched, "{before} {state:?}");
+        assert!(watched.is_none_or(|watched| watched == slot));
+    }
+}
+
 fn daily() -> Cron {
     Cron::parse("@daily").unwrap()
 }
@@ -295,7 +339,7 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
         let daily = Cron::parse("0 2 * * *").unwrap();
         let mut plan = Plan::new(daily.clone(), catch_up, Duration::ZERO, started);
         if let Some(last) = last {
-            plan.catch_up(last, Some(&daily));
+            plan.resume(&known(&daily, last, None));
         }
         assert_eq!(plan.due(started, 0.0), due, "{catch_up:?} {last:?}");
         assert_eq!(plan.due(started, 0.0), Due::Sleep(MINUTE));
@@ -306,14 +350,15 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
             let now = minutes(1);
             let now_at_two = Cron::parse("0 2 * * *").unwrap();
             let mut plan = Plan::new(now_at_two, catch_up, Duration::ZERO, now);
-            plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
+            let before = Cron::parse(before).unwrap();
+            plan.resume(&known(&before, slot - day, None));
             assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {before}");
         }
     }
     // Of a short period, the latest one.
     let (often, now) = (Cron::parse("*/10 * * * * *").unwrap(), minutes(1) + SECOND);
     let mut plan = Plan::new(often.clone(), CatchUp::None, Duration::ZERO, now);
-    plan.catch_up(slot - day, Some(&often));
+    plan.resume(&known(&often, slot - day, None));
     assert_eq!(plan.due(now, 0.0), fire(minutes(1)));
     assert_eq!(plan.due(now, 0.0), Due::Sleep(9 * SECOND));
 }
@@ -494,7 +539,7 @@ fn jitter_of_a_firing_is_no_delay() {
     let due = slot + jitter;
     // The process that would have begun it then was replaced.
     let mut next = Plan::new(daily(), CatchUp::None, jitter, slot + 2 * MINUTE);
-    next.catch_up(slot - 24 * 60 * MINUTE, Some(&daily()));
+    next.resume(&known(&daily(), slot - 24 * 60 * MINUTE, None));
     let fires = Due::Fire(slot, Duration::ZERO);
     assert_eq!(next.due(slot + 2 * MINUTE, 1.0), fires);
     for (now, after) in [
