@@ -13,6 +13,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::cron::Cron;
+use super::history::{History, RunState};
 use super::rules::{Begun, Overlap};
 
 /// How late a firing may begin, if its job does not catch up: long enough for a failover of the
@@ -55,8 +56,8 @@ pub(super) enum Due {
     Sleep(Duration),
     /// This slot fires after this time.
     Fire(SystemTime, Duration),
-    /// This slot is too late.
-    Missed(SystemTime),
+    /// No slot from this one to that one fires: they are too late.
+    Missed(SystemTime, SystemTime),
 }
 
 impl Plan {
@@ -69,13 +70,19 @@ impl Plan {
         }
     }
 
-    /// Takes the last slot that the store knows, and with which schedule: what fired after it is due
-    /// now, if the job catches up. Otherwise only the latest one, if it is not late yet: a process
-    /// that has ended may have waited for its jitter or for the lock. A job that has never run with
-    /// this schedule has nothing to catch up.
-    pub(super) fn catch_up(&mut self, last: SystemTime, schedule: Option<&Cron>) {
+    /// Takes what the store knows of this schedule; one that has never run has nothing to catch up.
+    /// What fired after the last slot is due now, if the job catches up. Otherwise only the latest
+    /// one, if it is not late yet: a process that has ended may have waited for its jitter or for the
+    /// lock.
+    ///
+    /// Returns the slot of the latest run, if it is to be watched: its machine may have died. Later
+    /// slots may have been skipped.
+    pub(super) fn resume(&mut self, history: &History) -> Option<SystemTime> {
+        if history.schedule.as_ref() != Some(&self.cron) {
+            return None;
+        }
+        let last = history.last_slot;
         let since = match self.catch_up {
-            _ if schedule != Some(&self.cron) => None,
             CatchUp::Last => Some(last),
             CatchUp::None => {
                 let latest = self.cron.latest_until(self.handled);
@@ -84,6 +91,8 @@ impl Plan {
             }
         };
         self.handled = since.map_or(self.handled, |since| self.handled.min(since));
+        let run = history.runs.first()?;
+        matches!(run.state, RunState::Running | RunState::Lost).then_some(run.slot)
     }
 
     /// Returns what is to be done at `now`. `random`: from 0 to 1.
@@ -100,14 +109,22 @@ impl Plan {
             return Due::Sleep(ahead.min(LONGEST_SLEEP));
         }
         if self.late(slot, now) {
-            slot = self.cron.latest_until(now).unwrap_or(slot).max(slot);
+            let latest = self.cron.latest_until(now).unwrap_or(slot).max(slot);
+            if self.catch_up == CatchUp::None {
+                let missed = match self.late(latest, now) {
+                    true => Some(latest),
+                    false => self.cron.latest_until(latest - Duration::from_secs(1)),
+                };
+                self.handled = missed.unwrap_or(slot);
+                return Due::Missed(slot, self.handled);
+            }
+            slot = latest;
         }
         self.handled = slot;
         let delay = self.jitter(slot).mul_f64(random);
-        match (self.late(slot, now), self.catch_up) {
-            (false, _) => Due::Fire(slot, left(slot + delay, now)),
-            (true, CatchUp::Last) => Due::Fire(slot, delay),
-            (true, CatchUp::None) => Due::Missed(slot),
+        match self.late(slot, now) {
+            true => Due::Fire(slot, delay),
+            false => Due::Fire(slot, left(slot + delay, now)),
         }
     }
 
@@ -151,7 +168,7 @@ fn left(time: SystemTime, now: SystemTime) -> Duration {
 #[derive(Debug, Clone)]
 pub(super) struct Firing {
     pub(super) slot: SystemTime,
-    /// When each machine has begun it. Later, it is late.
+    /// When each machine has begun it, or this one may. Later, it is late.
     due: SystemTime,
     pub(super) overlap: Overlap,
     /// How often the slot may be repeated after its machine has died.
@@ -164,10 +181,13 @@ pub(super) struct Firing {
 enum State {
     /// Whether it runs here is undecided.
     Undecided,
-    /// The same, and the store could not be reached, or another user holds the lock.
+    /// The same, and the store could not be reached or has refused it, or another user holds the
+    /// lock.
     Blocked,
-    /// A run of the slot lasts elsewhere or may be repeated, or the slot is too early.
+    /// A run of the slot lasts elsewhere or may be repeated.
     Watching,
+    /// The slot is too early by the clock of the store.
+    Early,
 }
 
 /// What to do next.
@@ -192,7 +212,7 @@ pub(super) enum Ending {
     Elsewhere,
     /// Another run lasts.
     Skipped,
-    /// The store could not be reached in time, or another user held the lock.
+    /// The store could not be reached or refused it, or another user held the lock, for too long.
     Missed,
 }
 
@@ -221,47 +241,48 @@ impl Firing {
         self
     }
 
-    /// Returns whether a later firing of this machine takes its place.
-    pub(super) fn gives_way(&self) -> bool {
-        match self.state {
-            State::Undecided => self.overlap != Overlap::Allow,
-            State::Blocked => true,
-            State::Watching => false,
+    /// Returns what becomes of it when a later firing of this machine takes its place. `None`: it
+    /// goes on.
+    pub(super) fn gives_way(&self) -> Option<Ending> {
+        match (self.state, self.catch_up) {
+            (State::Undecided, _) if self.overlap == Overlap::Allow => None,
+            (State::Undecided, _) | (State::Blocked, CatchUp::Last) => Some(Ending::Elsewhere),
+            (State::Blocked, CatchUp::None) => Some(Ending::Missed),
+            // Later slots of a clock that is ahead are early, too.
+            (State::Watching | State::Early, _) => None,
         }
     }
 
     /// The store has replied. `asked`: without the lock.
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
-        self.state = State::Undecided;
-        let is_free = reply == Begun::Vacant && self.overlap == Overlap::Wait;
-        if is_free || matches!(reply, Begun::Overlaps(_)) {
+        self.state = match reply {
+            Begun::Lasts { attempt, .. } if attempt <= self.retries => State::Watching,
+            // What has the lock may be a machine that dies before it repeats the run.
+            Begun::Vacant if self.state == State::Watching => State::Watching,
+            Begun::Vacant if asked && self.catch_up == CatchUp::Last => State::Blocked,
+            Begun::Early(_) => State::Early,
+            _ => State::Undecided,
+        };
+        self.due = match reply {
             // While it waits for another run, it is not late.
-            self.due = now;
-        }
+            Begun::Vacant if self.overlap == Overlap::Wait => now,
+            Begun::Overlaps(_) => now,
+            Begun::Early(time) => now + time,
+            _ => self.due,
+        };
         match reply {
             Begun::New(attempt) => Next::Run(attempt),
             // The lock has ended.
             Begun::Vacant if !asked => Next::Pause(Duration::ZERO),
             // The lock is free now, is held by a machine that has not begun yet, or by another user.
-            Begun::Vacant if self.overlap != Overlap::Wait && self.is_missed(now) => {
-                Next::End(Ending::Missed)
-            }
-            Begun::Vacant => {
-                if self.catch_up == CatchUp::Last {
-                    self.state = State::Blocked;
-                }
-                Next::Lock(ASK_PAUSE)
-            }
+            Begun::Vacant if self.is_missed(now) => Next::End(Ending::Missed),
+            Begun::Vacant => Next::Lock(ASK_PAUSE),
             Begun::Done => Next::End(Ending::Elsewhere),
-            Begun::Lasts { attempt, left } if attempt <= self.retries => {
-                self.state = State::Watching;
+            Begun::Lasts { left, .. } if self.state == State::Watching => {
                 Next::Pause(left.max(Duration::from_millis(10)))
             }
             Begun::Lasts { .. } => Next::End(Ending::Elsewhere),
-            Begun::Early(time) => {
-                self.state = State::Watching;
-                Next::Pause(time)
-            }
+            Begun::Early(time) => Next::Pause(time),
             Begun::Skipped => Next::End(Ending::Skipped),
             Begun::Overlaps(_) if asked => Next::Lock(WAIT_PAUSE),
             // That run does not hold this lock.
@@ -269,18 +290,21 @@ impl Firing {
         }
     }
 
-    /// The store could not be reached.
+    /// The store could not be reached, or has refused a request.
     pub(super) fn failed(&mut self, now: SystemTime) -> Next {
-        if self.state != State::Watching {
-            if self.is_missed(now) {
-                return Next::End(Ending::Missed);
-            }
-            self.state = State::Blocked;
+        if self.is_missed(now) {
+            return Next::End(Ending::Missed);
         }
+        self.state = match self.state {
+            State::Early if !late(self.due, now) => State::Early,
+            State::Watching => State::Watching,
+            _ => State::Blocked,
+        };
         Next::Pause(ASK_PAUSE)
     }
 
     fn is_missed(&self, now: SystemTime) -> bool {
-        self.catch_up == CatchUp::None && late(self.due, now)
+        let is_firing = self.state != State::Watching;
+        is_firing && self.catch_up == CatchUp::None && late(self.due, now)
     }
 }

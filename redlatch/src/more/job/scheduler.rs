@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::cron::{Cron, utc};
 use super::history::{MAX_OUTPUT, last_bytes};
@@ -32,6 +32,9 @@ pub(super) const KEPT: u32 = 20;
 
 /// How long the record of a job remains after its latest run, in addition to two of its periods.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// How long a machine repeats the record of an end that the store refuses.
+const REFUSED_FOR: Duration = Duration::from_secs(60);
 
 /// What fired just before a process started counts as due: with a new schedule it may take the place
 /// of a scheduler that has not done it.
@@ -285,9 +288,7 @@ impl Scheduled {
             () = &mut stop => return Ok(()),
             known = self.known() => known?,
         };
-        if let Some(history) = &known {
-            plan.catch_up(history.last_slot, history.schedule.as_ref());
-        }
+        let unfinished = known.and_then(|history| plan.resume(&history));
         let mut firings = FuturesUnordered::new();
         let firing = |plan: &Plan, slot| {
             let jitter = plan.jitter(slot);
@@ -297,10 +298,8 @@ impl Scheduled {
             let ahead = plan.ahead(firing.slot);
             self.fire(firing, after, ahead, progressed.subscribe(), &work)
         };
-        let latest = known.as_ref().and_then(|history| history.runs.first());
-        if let (Some(run), 1..) = (latest, self.retries) {
-            // Its machine may have died. Later slots may have been skipped.
-            let watching = firing(&plan, run.slot).watch(self.now());
+        if let (Some(slot), 1..) = (unfinished, self.retries) {
+            let watching = firing(&plan, slot).watch(self.now());
             firings.push(fire(&plan, watching, Duration::ZERO));
         }
         loop {
@@ -311,8 +310,8 @@ impl Scheduled {
                     firings.push(fire(&plan, firing(&plan, slot), after));
                     continue;
                 }
-                Due::Missed(slot) => {
-                    self.log_missed(slot);
+                Due::Missed(first, last) => {
+                    self.log_missed(first, last);
                     continue;
                 }
             };
@@ -379,7 +378,7 @@ impl Scheduled {
             let deciding = self.decide(firing.clone(), after, ahead, progressed.clone());
             let (held, id, attempt) = match deciding.await {
                 Ok(begun) => begun,
-                Err(Ending::Missed) => return self.log_missed(slot),
+                Err(Ending::Missed) => return self.log_missed(slot, slot),
                 Err(Ending::Skipped) => {
                     let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
                     return tracing::info!(
@@ -424,10 +423,11 @@ impl Scheduled {
         }
     }
 
-    /// Records the end of a run, and repeats that while the lock is held.
+    /// Records the end of a run, and repeats that while the lock is held: without an end the run would
+    /// be taken for dead. A refusal may last, so the record is repeated for a limited time.
     async fn finish(&self, held: &Held, id: &str, of: &str, end: &str) {
         let Job { session, keys } = &self.job;
-        let object = &keys.object;
+        let (object, ended) = (&keys.object, Instant::now());
         loop {
             let step = finish(keys, id, of, end);
             match session.store.run_urgent(&step).await {
@@ -436,7 +436,10 @@ impl Scheduled {
                     let job = object.full_name();
                     return tracing::warn!(job, "a run ended that is not kept or counts as lost");
                 }
-                Err(error) if error.is_transient() && held.is_valid() => {
+                Err(error)
+                    if held.is_valid()
+                        && (error.is_transient() || ended.elapsed() < REFUSED_FOR) =>
+                {
                     sleep(Duration::from_secs(1)).await;
                 }
                 Err(error) => {
@@ -456,7 +459,7 @@ impl Scheduled {
         ahead: Duration,
         mut progressed: watch::Receiver<Progressed>,
     ) -> Result<(Held, String, u32), Ending> {
-        let (mut held, mut id) = (None::<Held>, String::new());
+        let (mut held, mut id, mut logged) = (None::<Held>, String::new(), false);
         tokio::select! {
             biased;
             _ = progressed.wait_for(|now| now.stops) => return Err(Ending::Elsewhere),
@@ -465,12 +468,17 @@ impl Scheduled {
         let mut next = Next::Lock(Duration::ZERO);
         loop {
             let (slot, gives_way) = (firing.slot, firing.gives_way());
-            let over = progressed.wait_for(|now| now.stops || (gives_way && now.latest > slot));
+            let is_later = |now: &Progressed| gives_way.is_some() && now.latest > slot;
+            let over = async {
+                let now = progressed.wait_for(|now| now.stops || is_later(now));
+                let stops = now.await.is_ok_and(|now| now.stops);
+                gives_way.filter(|_| !stops).unwrap_or(Ending::Elsewhere)
+            };
             next = match next {
                 Next::Lock(wait) => {
                     let locked = tokio::select! {
                         biased;
-                        _ = over => return Err(Ending::Elsewhere),
+                        ending = over => return Err(ending),
                         locked = self.lock(wait, slot) => locked,
                     };
                     match locked {
@@ -480,15 +488,21 @@ impl Scheduled {
                             Next::Begin
                         }
                         Ok(None) => Next::Ask,
-                        Err(error) => self.failed(&mut firing, error)?,
+                        Err(error) => self.failed(&mut firing, &error, &mut logged),
                     }
                 }
                 Next::Begin | Next::Ask => {
                     match self.begin(&firing, held.as_ref(), &id, ahead).await {
-                        Ok(reply) => firing.replied(reply, held.is_none(), self.now()),
-                        Err(error) => match self.failed(&mut firing, error)? {
+                        Ok(reply) => {
+                            logged = false;
+                            firing.replied(reply, held.is_none(), self.now())
+                        }
+                        Err(error) => match self.failed(&mut firing, &error, &mut logged) {
                             // The same run may have begun: repeated with its id.
-                            Next::Pause(pause) if held.as_ref().is_some_and(Held::is_valid) => {
+                            Next::Pause(pause)
+                                if error.is_transient()
+                                    && held.as_ref().is_some_and(Held::is_valid) =>
+                            {
                                 drop(over);
                                 tokio::select! {
                                     biased;
@@ -513,7 +527,7 @@ impl Scheduled {
                     }
                     tokio::select! {
                         biased;
-                        _ = over => return Err(Ending::Elsewhere),
+                        ending = over => return Err(ending),
                         () = sleep(pause) => {}
                     }
                     Next::Lock(Duration::ZERO)
@@ -533,18 +547,20 @@ impl Scheduled {
         }
     }
 
-    fn failed(&self, firing: &mut Firing, error: Error) -> Result<Next, Ending> {
-        if error.is_transient() {
-            return Ok(firing.failed(self.now()));
+    /// The store could not be reached, or has refused a request. Only the first refusal since it
+    /// replied is logged: a run may be watched for hours.
+    fn failed(&self, firing: &mut Firing, error: &Error, logged: &mut bool) -> Next {
+        if !error.is_transient() && !std::mem::replace(logged, true) {
+            let (job, slot) = (self.job.keys.object.full_name(), utc(firing.slot));
+            tracing::warn!(job, slot, %error, "a firing was refused; retrying");
         }
-        let (job, slot) = (self.job.keys.object.full_name(), utc(firing.slot));
-        tracing::warn!(job, slot, %error, "a firing failed");
-        Err(Ending::Elsewhere)
+        firing.failed(self.now())
     }
 
-    fn log_missed(&self, slot: SystemTime) {
+    fn log_missed(&self, slot: SystemTime, last: SystemTime) {
+        let until = (last > slot).then(|| utc(last));
         let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
-        tracing::warn!(job, slot, "a firing was missed");
+        tracing::warn!(job, slot, until, "a firing was missed");
     }
 
     async fn lock(&self, wait: Duration, slot: SystemTime) -> Result<Option<Held>> {

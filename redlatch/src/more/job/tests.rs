@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use redlatch_testkit::Log;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -211,6 +212,50 @@ fn plan(text: &str, catch_up: CatchUp, now: &str) -> Plan {
     )
 }
 
+/// What the store has of a job: the last slot, and a run of it in this state.
+fn known(schedule: &Cron, last: SystemTime, state: Option<RunState>) -> History {
+    let run = |state| RunRecord {
+        slot: last,
+        attempt: 1,
+        state,
+        host: String::new(),
+        by: String::new(),
+        began: last,
+        took: None,
+        outcome: String::new(),
+        output: String::new(),
+    };
+    History {
+        name: "job".to_owned(),
+        schedule: Some(schedule.clone()),
+        last_slot: last,
+        skipped: 0,
+        last_success: None,
+        runs: state.map(run).into_iter().collect(),
+    }
+}
+
+/// A run of another schedule may have died long ago.
+#[test]
+fn run_of_the_same_schedule_is_watched_unless_it_has_ended() {
+    let slot = at("2027-01-01T02:00");
+    let same = || Cron::parse("0 2 * * *").unwrap();
+    for (before, state, is_watched) in [
+        (same(), Some(RunState::Running), true),
+        (same(), Some(RunState::Lost), true),
+        (same(), Some(RunState::Succeeded), false),
+        (same(), Some(RunState::Failed), false),
+        (same(), None, false),
+        (daily(), Some(RunState::Running), false),
+        (daily(), Some(RunState::Lost), false),
+    ] {
+        let mut plan = plan("0 2 * * *", CatchUp::None, "2027-01-01T11:00");
+        let watched = plan.resume(&known(&before, slot, state));
+        assert_eq!(watched.is_some(), is_watched, "{before} {state:?}");
+        assert!(watched.is_none_or(|watched| watched == slot));
+    }
+}
+
 fn daily() -> Cron {
     Cron::parse("@daily").unwrap()
 }
@@ -235,6 +280,10 @@ fn plan_fires_each_slot_once_in_order() {
         ("2027-01-01T00:00:31", fire("2027-01-01T00:00:30")),
         ("2027-01-01T00:00:31", Due::Sleep(29 * SECOND)),
         // The machine slept: only the latest.
+        (
+            "2027-01-01T08:00:07",
+            Due::Missed(at("2027-01-01T00:01"), at("2027-01-01T07:59:30")),
+        ),
         ("2027-01-01T08:00:07", fire("2027-01-01T08:00:00")),
         ("2027-01-01T08:00:07", Due::Sleep(23 * SECOND)),
         // The job still fires although the clock was set back by hours.
@@ -252,12 +301,22 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
     let day = Duration::from_secs(24 * 3600);
     for (catch_up, now, due) in [
         (CatchUp::None, in_time, fire(slot)),
-        (CatchUp::None, late, Due::Missed(slot)),
+        (CatchUp::None, late, Due::Missed(slot, slot)),
         (CatchUp::Last, late, fire(slot)),
     ] {
         let mut plan = plan("0 2 * * *", catch_up, "2026-12-31T12:00");
         assert_eq!(plan.due(at(now), 0.0), due, "{catch_up:?} {now}");
         assert_eq!(plan.due(at(now), 0.0), Due::Sleep(MINUTE));
+    }
+    // The machine slept for days.
+    for (catch_up, due) in [
+        (CatchUp::None, Due::Missed(slot, slot + 3 * day)),
+        (CatchUp::Last, fire(slot + 3 * day)),
+    ] {
+        let mut plan = plan("0 2 * * *", catch_up, "2026-12-31T12:00");
+        let now = slot + 3 * day + 2 * MINUTE;
+        assert_eq!(plan.due(now, 0.0), due, "{catch_up:?}");
+        assert_eq!(plan.due(now, 0.0), Due::Sleep(MINUTE));
     }
     // This process starts after the time.
     let minutes = |minutes| slot + minutes * MINUTE;
@@ -280,7 +339,7 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
         let daily = Cron::parse("0 2 * * *").unwrap();
         let mut plan = Plan::new(daily.clone(), catch_up, Duration::ZERO, started);
         if let Some(last) = last {
-            plan.catch_up(last, Some(&daily));
+            plan.resume(&known(&daily, last, None));
         }
         assert_eq!(plan.due(started, 0.0), due, "{catch_up:?} {last:?}");
         assert_eq!(plan.due(started, 0.0), Due::Sleep(MINUTE));
@@ -291,14 +350,15 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
             let now = minutes(1);
             let now_at_two = Cron::parse("0 2 * * *").unwrap();
             let mut plan = Plan::new(now_at_two, catch_up, Duration::ZERO, now);
-            plan.catch_up(slot - day, Cron::parse(before).ok().as_ref());
+            let before = Cron::parse(before).unwrap();
+            plan.resume(&known(&before, slot - day, None));
             assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {before}");
         }
     }
     // Of a short period, the latest one.
     let (often, now) = (Cron::parse("*/10 * * * * *").unwrap(), minutes(1) + SECOND);
     let mut plan = Plan::new(often.clone(), CatchUp::None, Duration::ZERO, now);
-    plan.catch_up(slot - day, Some(&often));
+    plan.resume(&known(&often, slot - day, None));
     assert_eq!(plan.due(now, 0.0), fire(minutes(1)));
     assert_eq!(plan.due(now, 0.0), Due::Sleep(9 * SECOND));
 }
@@ -353,7 +413,8 @@ fn firing_does_what_the_store_replies() {
             next,
             "{reply:?} {asked} {retries}"
         );
-        assert_eq!(firing.gives_way(), gives_way, "{reply:?} {asked} {retries}");
+        let does_give_way = firing.gives_way().is_some();
+        assert_eq!(does_give_way, gives_way, "{reply:?} {asked} {retries}");
     }
 }
 
@@ -373,10 +434,14 @@ fn firing_waits_through_a_short_outage() {
             let mut firing = firing(1, catch_up);
             firing.overlap = overlap;
             let now = firing.slot + after * SECOND;
-            assert_eq!(firing.gives_way(), overlap != Overlap::Allow);
+            assert_eq!(firing.gives_way().is_some(), overlap != Overlap::Allow);
             assert_eq!(firing.failed(now), next, "{overlap:?} {catch_up:?} {after}");
             // Otherwise each firing of a long outage would be kept.
-            assert!(firing.gives_way() || next == Next::End(Ending::Missed));
+            if next != Next::End(Ending::Missed) {
+                let is_logged = firing.gives_way() == Some(Ending::Missed);
+                assert_eq!(is_logged, catch_up == CatchUp::None, "{overlap:?}");
+                assert!(firing.gives_way().is_some());
+            }
             // While it watches the run of another machine, it is not late.
             let lasts = Begun::Lasts {
                 attempt: 1,
@@ -384,7 +449,7 @@ fn firing_waits_through_a_short_outage() {
             };
             firing.replied(lasts, true, now);
             assert_eq!(firing.failed(now), Next::Pause(SECOND));
-            assert!(!firing.gives_way());
+            assert_eq!(firing.gives_way(), None);
         }
     }
 }
@@ -411,6 +476,62 @@ fn firing_that_waits_for_another_run_is_not_late() {
     }
 }
 
+/// Another machine may have the lock to repeat the run, or another user may have it.
+#[test]
+fn dead_run_is_watched_while_another_machine_may_repeat_it() {
+    for overlap in [Overlap::Skip, Overlap::Wait, Overlap::Allow] {
+        for (catch_up, asked, next) in [
+            (CatchUp::None, true, Next::Lock(SECOND)),
+            (CatchUp::Last, true, Next::Lock(SECOND)),
+            (CatchUp::None, false, Next::Pause(Duration::ZERO)),
+        ] {
+            let mut firing = firing(1, catch_up);
+            firing.overlap = overlap;
+            let now = firing.slot + 20 * MINUTE;
+            let lasts = Begun::Lasts {
+                attempt: 1,
+                left: SECOND,
+            };
+            firing.replied(lasts, true, now);
+            for after in [Duration::ZERO, 2 * TOLERANCE] {
+                let vacant = firing.replied(Begun::Vacant, asked, now + after);
+                assert_eq!(vacant, next, "{overlap:?} {catch_up:?} {asked}");
+                assert_eq!(firing.gives_way(), None, "{overlap:?} {catch_up:?} {asked}");
+            }
+        }
+    }
+}
+
+/// A clock that is ahead does not make it late, but an outage that follows does.
+#[test]
+fn early_firing_is_late_a_minute_after_it_may_begin() {
+    let early = 10 * SECOND;
+    for (catch_up, after, next, gives_way) in [
+        (CatchUp::None, TOLERANCE, Next::Pause(SECOND), None),
+        (
+            CatchUp::None,
+            2 * TOLERANCE,
+            Next::End(Ending::Missed),
+            None,
+        ),
+        (CatchUp::Last, TOLERANCE, Next::Pause(SECOND), None),
+        // Only the latest of them runs.
+        (
+            CatchUp::Last,
+            2 * TOLERANCE,
+            Next::Pause(SECOND),
+            Some(Ending::Elsewhere),
+        ),
+    ] {
+        let mut firing = firing(1, catch_up);
+        let slot = firing.slot;
+        firing.replied(Begun::Early(early), true, slot + 5 * MINUTE);
+        let now = slot + 5 * MINUTE + early + after;
+        assert_eq!(firing.failed(now), next, "{catch_up:?} {after:?}");
+        assert_eq!(firing.gives_way(), gives_way, "{catch_up:?} {after:?}");
+    }
+}
+
 /// A machine that begins a firing late by its jitter has as much time as one that begins at once.
 #[test]
 fn jitter_of_a_firing_is_no_delay() {
@@ -418,13 +539,13 @@ fn jitter_of_a_firing_is_no_delay() {
     let due = slot + jitter;
     // The process that would have begun it then was replaced.
     let mut next = Plan::new(daily(), CatchUp::None, jitter, slot + 2 * MINUTE);
-    next.catch_up(slot - 24 * 60 * MINUTE, Some(&daily()));
+    next.resume(&known(&daily(), slot - 24 * 60 * MINUTE, None));
     let fires = Due::Fire(slot, Duration::ZERO);
     assert_eq!(next.due(slot + 2 * MINUTE, 1.0), fires);
     for (now, after) in [
         (due - SECOND, Due::Fire(slot, SECOND)),
         (due + TOLERANCE, fires.clone()),
-        (due + TOLERANCE + SECOND, Due::Missed(slot)),
+        (due + TOLERANCE + SECOND, Due::Missed(slot, slot)),
     ] {
         let mut plan = Plan::new(daily(), CatchUp::None, jitter, slot - SECOND);
         assert_eq!(plan.due(now, 1.0), after, "{now:?}");
@@ -465,7 +586,8 @@ fn firing_is_missed_if_another_user_holds_the_lock() {
         assert_eq!(in_time, Next::Lock(SECOND));
         // Otherwise each firing would be kept until the lock is free.
         let is_kept = overlap == Overlap::Allow && catch_up == CatchUp::None;
-        assert_eq!(firing.gives_way(), !is_kept, "{overlap:?} {catch_up:?}");
+        let gives_way = firing.gives_way().is_some();
+        assert_eq!(gives_way, !is_kept, "{overlap:?} {catch_up:?}");
         let late = firing.replied(Begun::Vacant, true, slot + TOLERANCE + SECOND);
         assert_eq!(late, next, "{overlap:?} {catch_up:?}");
     }
@@ -880,6 +1002,32 @@ async fn dead_run_is_repeated_after_later_slots_were_skipped() {
     assert_eq!(again, &(slot, 2, 2));
 }
 
+/// Another user gets the lock when it ends with its lease.
+#[tokio::test(start_paused = true)]
+async fn dead_run_is_repeated_after_another_user_had_the_lock() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = || {
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        job.retry(1)
+    };
+    let dies = fleet.start(0, job(), 180 * MINUTE);
+    until_runs(&fleet, 1).await;
+    let watches = fleet.start(1, job(), SECOND);
+    sleep(10 * MINUTE).await;
+    let lock = fleet.client().lock("job");
+    let waits = tokio::spawn(async move { lock.lock().await.unwrap() });
+    sleep(SECOND).await;
+    dies.task.abort();
+    let held = waits.await.unwrap();
+    sleep(10 * MINUTE).await;
+    held.unlock().await.unwrap();
+    sleep(MINUTE).await;
+    watches.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let runs: Vec<_> = runs.iter().map(|run| (run.1, run.2)).collect();
+    assert_eq!(runs, [(1, 0), (2, 1)]);
+}
+
 /// Each run takes longer than a period.
 #[tokio::test(start_paused = true)]
 async fn overlapping_firings_are_skipped_wait_or_run() {
@@ -928,6 +1076,117 @@ async fn outage_delays_or_misses_a_firing() {
         machine.stop().await;
         assert_eq!(fleet.slots().len(), runs, "{catch_up:?} {minutes}");
     }
+}
+
+/// The period is not longer than a firing may be late, so that each one takes the place of the one before.
+#[tokio::test(start_paused = true)]
+async fn each_slot_of_an_outage_is_logged_unless_it_is_caught_up() {
+    for overlap in [Overlap::Skip, Overlap::Wait, Overlap::Allow] {
+        for (catch_up, missed) in [(CatchUp::None, 29), (CatchUp::Last, 0)] {
+            let (log, _logged) = logged();
+            let fleet = Fleet::new("2027-01-01T01:59:40");
+            let job = fleet.job(&fleet.client(), "* * * * *", "UTC", Duration::ZERO);
+            let machine = fleet.start(0, job.overlap(overlap).catch_up(catch_up), SECOND);
+            sleep(SECOND).await;
+            fleet.store.set_available(false);
+            sleep(30 * MINUTE).await;
+            fleet.store.set_available(true);
+            sleep(10 * SECOND).await;
+            machine.stop().await;
+            let slots = Vec::from_iter(fleet.slots());
+            let latest = ("2027-01-01T02:29:00Z".to_owned(), 1);
+            assert_eq!(slots, [latest], "{overlap:?} {catch_up:?}");
+            let lines = log.lines(&["a firing was missed"]);
+            assert_eq!(lines.len(), missed, "{overlap:?} {catch_up:?} {lines:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slots_of_a_machine_that_slept_are_logged_once() {
+    let (log, _logged) = logged();
+    let fleet = Fleet::new("2027-01-01T02:10");
+    let job = fleet.job(&fleet.client(), "*/30 * * * *", "UTC", Duration::ZERO);
+    let (began, at) = (fleet.began, fleet.at);
+    let job = job.clock(move || {
+        let slept = if began.elapsed() < MINUTE { 0 } else { 8 };
+        at + began.elapsed() + slept * 60 * MINUTE
+    });
+    let machine = fleet.start(0, job, SECOND);
+    sleep(5 * MINUTE).await;
+    machine.stop().await;
+    let [line] = &log.lines(&["a firing was missed"])[..] else {
+        panic!("once: {}", log.text());
+    };
+    for field in [
+        "slot=\"2027-01-01T02:30:00Z\"",
+        "until=\"2027-01-01T10:00:00Z\"",
+    ] {
+        assert!(line.contains(field), "{line}");
+    }
+}
+
+/// Another kind of lock has its name. Logged once.
+#[tokio::test(start_paused = true)]
+async fn refusal_delays_or_misses_a_firing() {
+    for (catch_up, seconds, runs) in [
+        (CatchUp::None, 50, 1),
+        (CatchUp::None, 70, 0),
+        (CatchUp::Last, 3600, 1),
+    ] {
+        let (log, _logged) = logged();
+        let fleet = Fleet::new("2027-01-01T01:59:59");
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let machine = fleet.start(0, job.catch_up(catch_up), SECOND);
+        let other = fleet.client().read_write_lock("job");
+        let other = other.write().lock().await.unwrap();
+        sleep(seconds * SECOND).await;
+        other.unlock().await.unwrap();
+        sleep(MINUTE).await;
+        machine.stop().await;
+        assert_eq!(fleet.slots().len(), runs, "{catch_up:?} {seconds}");
+        assert_eq!(log.lines(&["a firing was refused"]).len(), 1);
+        let missed = log.lines(&["a firing was missed"]).len();
+        assert_eq!(missed, 1 - runs, "{catch_up:?} {seconds}");
+    }
+}
+
+/// Longer than a firing may be late.
+#[tokio::test(start_paused = true)]
+async fn watch_of_a_run_lasts_while_the_store_refuses() {
+    let (log, _logged) = logged();
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = || {
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        job.retry(1)
+    };
+    let dies = fleet.start(0, job(), 180 * MINUTE);
+    until_runs(&fleet, 1).await;
+    let watches = fleet.start(1, job(), SECOND);
+    sleep(SECOND).await;
+    dies.task.abort();
+    sleep(SECOND).await;
+    fleet.store.fail([Failure::Refused; 100]);
+    sleep(10 * MINUTE).await;
+    watches.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let runs: Vec<_> = runs.iter().map(|run| (run.1, run.2)).collect();
+    assert_eq!(runs, [(1, 0), (2, 1)]);
+    assert_eq!(log.lines(&["a firing was refused"]).len(), 1);
+}
+
+/// Returns what this thread logs until the second value is dropped.
+fn logged() -> (Log, impl Sized) {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || writer.clone());
+    // With only one subscriber, `tracing` would disable an event for good if another test, which has no subscriber, were
+    // the first to log it.
+    let other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    let until = tracing::subscriber::set_default(subscriber.finish());
+    (log, (other, until))
 }
 
 /// The fleet was down at the time, or is started for the first time.
@@ -1089,6 +1348,49 @@ async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
         let states = history.runs.iter().rev().map(|run| run.state.as_str());
         assert_eq!(Vec::from_iter(states), ["lost", "ok"], "{minutes}");
     }
+}
+
+/// Its lock shows meanwhile that its machine lives.
+#[tokio::test(start_paused = true)]
+async fn run_whose_end_was_refused_is_not_repeated() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let machines = [0, 1].map(|_| {
+        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let store = fleet.store.clone();
+        tokio::spawn(async move {
+            let work = async |_| {
+                // The other machine looks at the run.
+                sleep(5 * SECOND).await;
+                store.fail([Failure::Refused; 20]);
+            };
+            let stop = sleep(10 * MINUTE);
+            job.retry(1).run_until(stop, work).await.unwrap();
+        })
+    });
+    for machine in machines {
+        machine.await.unwrap();
+    }
+    let history = fleet.history().await;
+    let states = history.runs.iter().map(|run| run.state.as_str());
+    assert_eq!(Vec::from_iter(states), ["ok"]);
+}
+
+/// The key of the record has other data.
+#[tokio::test(start_paused = true)]
+async fn end_that_is_refused_for_good_keeps_the_lock_for_a_minute() {
+    let fleet = Fleet::new("2027-01-01T01:59:59");
+    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let record = job.job().keys.record.clone();
+    let machine = fleet.start(0, job, 5 * MINUTE);
+    until_runs(&fleet, 1).await;
+    fleet.store.remove(&record);
+    let _other = fleet.client().lock(&record).lock().await.unwrap();
+    for (after, is_locked) in [(5 * MINUTE + MINUTE / 2, true), (MINUTE, false)] {
+        sleep(after).await;
+        let lock = fleet.client().lock("job");
+        assert_eq!(lock.is_locked().await.unwrap(), is_locked, "{after:?}");
+    }
+    machine.stop().await;
 }
 
 async fn until_runs(fleet: &Fleet, count: usize) {
