@@ -42,7 +42,7 @@ pub struct JobSettings {
 }
 
 /// The settings of the jobs `job:0`, `job:1`, …
-pub const JOBS: [JobSettings; 6] = {
+pub const JOBS: [JobSettings; 7] = {
     let (none, last) = (CatchUp::None, CatchUp::Last);
     [
         job(1_000, Overlap::Skip, none, 0, 0, 1_500),
@@ -51,6 +51,8 @@ pub const JOBS: [JobSettings; 6] = {
         job(2_000, Overlap::Allow, none, 2, 0, 4_000),
         job(5_000, Overlap::Skip, last, 2, 0, 4_500),
         job(10_000, Overlap::Wait, none, 1, 0, 9_000),
+        // Later slots are skipped while its runs last.
+        job(5_000, Overlap::Skip, none, 2, 0, 8_000),
     ]
 };
 

@@ -110,14 +110,14 @@ impl Run<'_> {
                 for host in self.deployment.servers() {
                     network.step_clock(host, by);
                 }
+                lock(&self.history).clock_steps.push((from, nanos(by)));
                 self.record_data_loss(from, CLOCK_STEP).await;
             }
             Fault::StepClockBack(by) => {
                 for host in self.deployment.servers() {
                     network.step_clock_back(host, by);
                 }
-                let step = (self.now(), nanos(by));
-                lock(&self.history).clock_steps_back.push(step);
+                lock(&self.history).clock_steps.push((from, -nanos(by)));
             }
             Fault::Stop(place) => {
                 let process = self.processes[place].clone();

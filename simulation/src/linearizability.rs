@@ -350,18 +350,19 @@ fn asked(history: &History, section: &Section) -> Option<Time> {
     asks.map(|ask| ask.requested.max(section.requested)).min()
 }
 
-/// Returns the earliest ends of holds of this object that requests to release it allow, since this section made a ticket.
+/// Returns the earliest ends of holds that revocations of this object allow, from the first adoption of the section's ticket
+/// until the client has given the hold back.
 fn limits(history: &History, section: &Section) -> impl Iterator<Item = Time> {
-    let since = history.sections.iter().filter(|ask| {
+    let adopted = section.ticket.as_ref().and_then(|ticket| ticket.requested);
+    let returned = history
+        .held_span(section)
+        .map(|(_, end)| end - history.lease);
+    let meanwhile = history.sections.iter().filter(move |ask| {
         ask.request.name == section.request.name
-            && ask
-                .answered
-                .is_none_or(|at| Some(at) >= section.release_started)
+            && ask.answered.is_none_or(|at| Some(at) >= adopted)
+            && Some(ask.requested) <= returned
     });
-    since.filter_map(|ask| match ask.request.mode {
-        Mode::Ask(limit) => Some(ask.requested + limit?),
-        _ => None,
-    })
+    meanwhile.filter_map(|ask| Some(ask.requested + ask.revocation_limit()?))
 }
 
 /// Returns the first operation whose answer no order explains.
@@ -543,10 +544,12 @@ mod tests {
         assert!(!explained(None, true, Some(45)) && !explained(None, true, Some(55)));
     }
 
-    /// Another owner acquires the lock at 60 at the latest, and the lease of the ticket ends at 100.
+    /// An adoption begins at 20, and is undone by 30. Another owner acquires the lock at 60 at the latest, and the lease of the
+    /// ticket ends at 100.
     #[test]
     fn ticket_that_gets_its_hold_back_has_the_limit_of_its_adopter() {
-        let explained = |may_get_back, asked: &[(Time, Option<Time>)]| {
+        let lease = Duration::from_secs(1);
+        let explained = |may_get_back, asks: Vec<Section>| {
             let mut maker = section(0, 0, 5, Some(5));
             (maker.release_started, maker.released) = (Some(10), Some(15));
             maker.ticket = Some(MadeTicket {
@@ -556,28 +559,36 @@ mod tests {
                 requested: Some(20),
                 adopted: None,
                 may_get_back,
-                free_at: 200,
+                free_at: 30 + nanos(lease),
             });
             let mut other = section(1, 40, 60, Some(60));
             other.release_started = Some(70);
             let sections = [maker, other];
-            let mut history = History::new(Duration::from_secs(1));
-            history.sections = asked
-                .iter()
-                .map(|&(at, limit)| {
-                    let mut ask = asks(3, at);
-                    ask.request.mode = Mode::Ask(limit);
-                    ask
-                })
-                .collect();
+            let mut history = History::new(lease);
+            history.sections = asks;
             first_unexplained(&operations(&history, &sections.each_ref())).is_none()
         };
-        assert!(!explained(true, &[]) && !explained(true, &[(25, None)]));
-        assert!(explained(true, &[(25, None), (25, Some(30))]));
-        assert!(!explained(false, &[(25, Some(30))]));
-        assert!(!explained(true, &[(25, Some(36))]));
-        // That was for the owner before the ticket.
-        assert!(!explained(true, &[(9, Some(30))]));
+        let ask = |at, limit| {
+            let mut ask = asks(3, at);
+            ask.request.mode = Mode::Ask(limit);
+            ask
+        };
+        let revoked = |at, limit| explained(true, vec![ask(at, Some(limit))]);
+        assert!(!explained(true, Vec::new()) && !explained(true, vec![ask(25, None)]));
+        assert!(explained(true, vec![ask(25, None), ask(25, Some(30))]));
+        assert!(!explained(false, vec![ask(25, Some(30))]));
+        assert!(revoked(25, 35) && !revoked(25, 36));
+        // That was for the owner before the ticket, or for the ticket: before the adoption, or behind it.
+        assert!(!revoked(9, 30) && !revoked(19, 30) && revoked(20, 30));
+        assert!(revoked(30, 25) && !revoked(31, 25));
+        // The store may execute a request without an answer later. It refused this one because nothing was held.
+        let mut early = ask(9, Some(30));
+        early.acquired = None;
+        let mut refused = ask(25, Some(30));
+        refused.acquired = None;
+        assert!(!explained(true, vec![refused]) && !explained(true, vec![early.clone()]));
+        early.answered = None;
+        assert!(explained(true, vec![early]));
     }
 
     /// In a fault, an attempt may acquire the lock, lose its answer, and be undone before the request acquires it.

@@ -7,7 +7,7 @@
 //! 3. If an owner's new guard has the token of an earlier one, and the owner released a guard in between, the rule is
 //!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
 //! 4. Where tokens follow the clock, lost data explains no violation ([`Rule::ClockTokens`]), unless the clock was set back
-//!    further than the time between the two acquisitions.
+//!    further than the time between the two acquisitions, and not forward again.
 //! 5. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
 
 use super::violation::{Rule, Violation};
@@ -87,10 +87,14 @@ fn continues_hold(sections: &[&Section], one: &Section, other: &Section) -> bool
 fn was_set_back(history: &History, one: &Section, other: &Section) -> bool {
     let acquired = other.acquired.unwrap_or(other.requested);
     let until = one.acquired.unwrap_or(one.requested);
-    let steps = history.clock_steps_back.iter();
-    let between = steps.filter(|(at, _)| (other.requested..=until).contains(at));
-    let back: Time = between.map(|(_, by)| by).sum();
-    back >= one.requested.saturating_sub(acquired)
+    // While one of the two is requested, a step may come before its token or after it.
+    let counts = |&&(at, forward): &&(Time, Time)| match forward > 0 {
+        true => acquired < at && at < one.requested,
+        false => (other.requested..=until).contains(&at),
+    };
+    let between = history.clock_steps.iter().filter(counts);
+    let forward: Time = between.map(|step| step.1).sum();
+    -forward >= one.requested.saturating_sub(acquired)
 }
 
 fn token_violation(
@@ -214,10 +218,23 @@ mod tests {
         }
         assert!(!explains(&one));
         let between = one.sections[1].requested - one.sections[0].acquired.unwrap();
-        one.clock_steps_back.push((6 * MS, between - 1));
+        one.clock_steps.push((6 * MS, 1 - between));
         assert!(!explains(&one));
-        one.clock_steps_back.push((7 * MS, 1));
+        one.clock_steps.push((7 * MS, -1));
         assert!(explains(&one));
+        // It is set forward again, certainly between the two acquisitions.
+        let first = one.sections[0].acquired.unwrap();
+        let second = one.sections[1].requested;
+        for (at, explained) in [
+            (first, true),
+            (first + 1, false),
+            (second - 1, false),
+            (second, true),
+        ] {
+            one.clock_steps.push((at, 1));
+            assert_eq!(explains(&one), explained);
+            one.clock_steps.pop();
+        }
     }
 
     /// The clock was set back before the second token, which is therefore one more than the first.
@@ -238,7 +255,7 @@ mod tests {
             };
             let at = (first.acquired.unwrap() + second.requested) / 2;
             let since = third.requested - first.acquired.unwrap();
-            one.clock_steps_back.push((at, since + step));
+            one.clock_steps.push((at, -since - step));
             explain(&check(&one, &[])[0], &one).is_some()
         };
         assert!(explains(0, 4) && !explains(-1, 4));

@@ -11,8 +11,11 @@
 //!    client may have kept the lock. Excuses: a job that does not overlap was busy with an earlier slot when this one was due
 //!    (skip), or until the next one was (wait).
 //! 3. A run whose process was killed, or stopped until it had lost the lock, is repeated when its lease has ended, if its job
-//!    allows that, another process could do so, and no later slot was run meanwhile ([`Rule::SlotSkipped`]).
-//! 4. When the clock of a server is set back, slots begin, and what it stores ends, that much later.
+//!    allows that, no later slot was run meanwhile, and a process could do so ([`Rule::SlotSkipped`]): it has watched the run
+//!    since the slot was due, has begun to run the job later, or has lost the run itself. Meanwhile nothing was broken, killed
+//!    or stopped, except for what ended this attempt and those before.
+//! 4. When the clock of a server is set back, slots begin later while it is behind. What the server stored before ends that
+//!    much later.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -110,20 +113,21 @@ impl Job<'_> {
     /// Returns whether the end of a run was certainly recorded.
     fn has_ended(&self, ran: Ran<'_>) -> bool {
         let ended = ran.section.released.filter(|_| !ran.section.was_lost());
-        ended.is_some_and(|ended| self.is_quiet(ended, ended + self.history.lease, None))
+        ended.is_some_and(|ended| self.is_quiet(ended, ended + self.history.lease, &[]))
     }
 
     /// Finds slots that were not run although a process could do so.
     fn skipped(&self, settles: Time) -> Vec<Violation> {
         let period = nanos(self.settings.period);
-        // A slot begins when the clock of the server has reached it, or almost.
-        let delay = self.set_back() + nanos(self.settings.jitter);
         let mut found = BTreeMap::new();
         for scheduler in &self.schedulers {
             let end = self.end_of(scheduler);
             let mut slot = ((scheduler.from + scheduler.clock) / period + 1) * period;
             loop {
                 let due = slot - scheduler.clock;
+                // A slot begins when the clock of the server has reached it, or almost.
+                let behind = self.history.clock_behind(due).max(0);
+                let delay = behind + nanos(self.settings.jitter);
                 let decided = (due - settles, due + delay + settles);
                 let next = (decided.0 + period, decided.1 + period);
                 if next.1 > end {
@@ -135,7 +139,8 @@ impl Job<'_> {
                     Overlap::Skip => self.is_busy(slot, decided),
                     _ => false,
                 };
-                if !ran && !busy && self.is_quiet(due - self.lease() - settles, next.1, None) {
+                let begin = self.history.lease_begin(due - settles);
+                if !ran && !busy && self.is_quiet(begin, next.1, &[]) {
                     let process = scheduler.process;
                     let text = format!("not run, but process {process} could");
                     let run = JobRun { slot, attempt: 1 };
@@ -147,17 +152,6 @@ impl Job<'_> {
             }
         }
         found.into_values().collect()
-    }
-
-    /// Returns by how much the clock of the server was set back.
-    fn set_back(&self) -> Time {
-        let steps = self.history.clock_steps_back.iter();
-        steps.map(|step| step.1).sum()
-    }
-
-    /// Returns how long a dead client may keep a lock.
-    fn lease(&self) -> Time {
-        self.history.lease + self.set_back()
     }
 
     /// Returns until when a process runs the job.
@@ -176,7 +170,7 @@ impl Job<'_> {
                 Some(released) => released,
                 None => {
                     let lasted = section.valid_until.max(section.loss_reported);
-                    lasted.unwrap_or(ran.begun) + self.lease()
+                    self.history.lease_end(lasted.unwrap_or(ran.begun))
                 }
             };
             ran.begun < until && from < end
@@ -185,7 +179,7 @@ impl Job<'_> {
 
     /// Finds runs of dead processes that were not repeated.
     fn not_repeated(&self, settles: Time) -> Vec<Violation> {
-        let (lease, mut found) = (self.lease(), Vec::new());
+        let mut found = Vec::new();
         for ran in &self.runs {
             let Some(gone) = self
                 .gone(*ran)
@@ -193,21 +187,31 @@ impl Job<'_> {
             else {
                 continue;
             };
-            let until = gone + lease + nanos(MARGIN);
-            let is_next = |next: &&Ran<'_>| {
+            // Those of the slot, this one and the attempts before.
+            let earlier = self
+                .runs
+                .iter()
+                .filter(|one| one.run.slot == ran.run.slot && one.run.attempt <= ran.run.attempt);
+            let dead: Vec<Time> = earlier.clone().filter_map(|one| self.gone(*one)).collect();
+            let is_next = |next: &Ran<'_>, until: Time| {
                 let later = (next.run.slot, next.run.attempt) > (ran.run.slot, ran.run.attempt);
                 later && ran.begun < next.begun && next.begun <= until
             };
-            let could = |one: &&&Scheduler| {
-                let is_other = one.process != ran.section.process;
-                is_other && one.from <= gone && until <= self.end_of(one)
-            };
-            let Some(other) = self.schedulers.iter().find(could) else {
-                continue;
-            };
-            let due = ran.begun.min(ran.run.slot - other.clock);
-            let is_quiet = self.is_quiet(due - lease - settles, until, Some(gone));
-            if is_quiet && !self.runs.iter().any(|next| is_next(&next)) {
+            let missing = self.schedulers.iter().find_map(|scheduler| {
+                let of_process = earlier.clone().map(|one| one.section);
+                let of_process = of_process.filter(|one| one.process == scheduler.process);
+                // A process that has lost the run waits for the end of its lease, too.
+                let lost = of_process.filter_map(|one| one.loss_reported).max();
+                let watches = lost.map_or(scheduler.from, |lost| lost.max(scheduler.from));
+                let until = watches.max(self.history.lease_end(gone)) + nanos(MARGIN);
+                let due = ran.run.slot - scheduler.clock - settles;
+                let begin = self.history.lease_begin(due).max(scheduler.from);
+                let could = until <= self.end_of(scheduler)
+                    && self.is_quiet(begin.min(ran.begun), until, &dead);
+                let is_repeated = || self.runs.iter().any(|next| is_next(next, until));
+                (could && !is_repeated()).then_some(until)
+            });
+            if let Some(until) = missing {
                 let who = ran.section.requester();
                 let text = format!("not repeated after the end of {who}");
                 found.push(self.violation(Rule::SlotSkipped, ran.run, gone, until, &text));
@@ -227,12 +231,12 @@ impl Job<'_> {
         (ran.section.released.is_none() && ran.begun <= gone).then_some(gone)
     }
 
-    /// Returns whether nothing was broken in this time, and all processes ran that run the job, except for what happened
-    /// at one moment.
-    fn is_quiet(&self, from: Time, until: Time, except: Option<Time>) -> bool {
+    /// Returns whether nothing was broken in this time, and all processes ran that run the job, except for what began at
+    /// these moments.
+    fn is_quiet(&self, from: Time, until: Time, except: &[Time]) -> bool {
         let history = self.history;
         let meets =
-            |(begun, end): (Time, Time)| begun <= until && from <= end && Some(begun) != except;
+            |(begun, end): (Time, Time)| begun <= until && from <= end && !except.contains(&begun);
         let windows = history.windows.iter().map(|one| (one.from, one.until));
         let losses = history.data_losses.iter().map(|one| (one.from, one.until));
         let failovers = history.failovers.iter().copied();
@@ -373,8 +377,17 @@ mod tests {
         // Its lease ends later when the clock is set back.
         let mut history = killed("job:5", Some((2, 15_600)));
         assert_eq!(found(&history), missing);
-        history.clock_steps_back.push((12_000 * MS, 100 * MS));
-        assert_eq!(found(&history), []);
+        for (at, back, expected) in [
+            (11_000, 100, &[][..]),
+            (13_999, 100, &[]),
+            (13_999, 99, &missing),
+            // Before its last renewal, or when it has ended.
+            (10_999, 100, &missing),
+            (14_000, 100, &missing),
+        ] {
+            history.clock_steps = vec![(at * MS, -back * MS)];
+            assert_eq!(found(&history), expected, "set back {back} ms at {at} ms");
+        }
         // A process that was stopped until it had lost its lock.
         let mut history = killed("job:5", None);
         let process = history.processes.entry(1).or_default();
@@ -382,6 +395,89 @@ mod tests {
         process.stopped.push((11_000 * MS, Some(14_500 * MS)));
         history.sections[0].loss_reported = Some(14_500 * MS);
         assert_eq!(found(&history), missing);
+    }
+
+    #[test]
+    fn each_attempt_is_repeated() {
+        // Attempt 1 dies with process 1, attempt 2 with process 2. What killed them lasts until 11.5 and 15.5 s.
+        let killed_twice = |third: Option<Time>| {
+            let mut second = unended(run("job:4", 10, 2, 14_050, 15_000));
+            second.process = 2;
+            let mut runs = vec![
+                run("job:4", 5, 1, 5_000, 5_100),
+                unended(run("job:4", 10, 1, 10_000, 11_000)),
+                second,
+            ];
+            runs.extend(third.map(|at| run("job:4", 10, 3, at, at + 100)));
+            let mut history = scheduled("job:4", 19_900, runs);
+            let process = 2;
+            let scheduler = history.schedulers[0].clone();
+            history.schedulers.push(Scheduler {
+                process,
+                ..scheduler
+            });
+            for (process, at) in [(1, 11_000), (2, 15_000)] {
+                history.processes.entry(process).or_default().killed = Some(at * MS);
+                history.windows.push(window(at, at + 500));
+            }
+            history
+        };
+        let missing = [(Rule::SlotSkipped, 15_000)];
+        assert_eq!(found(&killed_twice(Some(19_500))), []);
+        assert_eq!(found(&killed_twice(Some(19_501))), missing);
+        assert_eq!(found(&killed_twice(None)), missing);
+        // Another fault, also one during the first attempt, may end the watch.
+        for at in [10_500, 12_000, 16_000] {
+            let mut history = killed_twice(None);
+            history.windows.push(window(at, at));
+            assert_eq!(found(&history), []);
+        }
+    }
+
+    #[test]
+    fn lonely_process_repeats_its_own_run() {
+        let lost_at_16 = |again: Option<Time>| {
+            let mut lost = unended(run("job:5", 10, 1, 10_000, 11_000));
+            lost.loss_reported = Some(16_000 * MS);
+            let mut runs = vec![lost];
+            runs.extend(again.map(|at| run("job:5", 10, 2, at, at + 100)));
+            let mut history = scheduled("job:5", 18_000, runs);
+            history.schedulers.remove(0);
+            let process = history.processes.entry(1).or_default();
+            process.stopped.push((11_000 * MS, Some(16_000 * MS)));
+            history
+        };
+        let missing = [(Rule::SlotSkipped, 11_000)];
+        assert_eq!(found(&lost_at_16(Some(17_500))), []);
+        assert_eq!(found(&lost_at_16(Some(17_501))), missing);
+        assert_eq!(found(&lost_at_16(None)), missing);
+        let mut history = lost_at_16(None);
+        history.schedulers[0].until = Some(17_499 * MS);
+        assert_eq!(found(&history), []);
+        // The process was killed instead, and another one began at 16 s.
+        let replaced = |again: Option<Time>| {
+            let mut history = lost_at_16(again);
+            history.sections[0].loss_reported = None;
+            let process = history.processes.entry(1).or_default();
+            process.stopped.clear();
+            process.killed = Some(11_000 * MS);
+            history.windows.push(window(11_000, 15_900));
+            let (process, from) = (2, 16_000 * MS);
+            let scheduler = history.schedulers[0].clone();
+            history.schedulers.push(Scheduler {
+                process,
+                from,
+                ..scheduler
+            });
+            history
+        };
+        assert_eq!(found(&replaced(Some(17_500))), []);
+        assert_eq!(found(&replaced(Some(17_501))), missing);
+        assert_eq!(found(&replaced(None)), missing);
+        // The record may be lost before it begins.
+        let mut history = replaced(None);
+        history.windows.push(window(10_500, 10_500));
+        assert_eq!(found(&history), []);
     }
 
     #[test]
@@ -453,22 +549,32 @@ mod tests {
         let mut history = scheduled(skips, 12_000, lone(skips, 5, 5_900, 6_000));
         assert_eq!(found(&history), []);
         history.sections.clear();
-        history.clock_steps_back.push((0, 1_000 * MS));
+        history.clock_steps.push((5_000 * MS, -1_000 * MS));
         assert_eq!(found(&history), [(Rule::SlotSkipped, 5_000)]);
         history
             .schedulers
             .iter_mut()
             .for_each(|one| one.until = Some(11_400 * MS));
         assert_eq!(found(&history), []);
-        // A lease ends that much later, too: a fault that ended 4.5 s before explains the slot of 5 s.
-        let broken = |until, step: Time| {
+        // It was set later, or was no longer behind.
+        history.clock_steps[0].0 = 5_001 * MS;
+        assert_eq!(found(&history), [(Rule::SlotSkipped, 5_000)]);
+        history.clock_steps = vec![(0, -1_000 * MS), (5_000 * MS, 100 * MS)];
+        assert_eq!(found(&history), [(Rule::SlotSkipped, 5_000)]);
+        history.clock_steps[1].1 -= MS;
+        assert_eq!(found(&history), []);
+        // A lease of before ends that much later, too: a fault that ended 4.5 s before explains the slot of 5 s.
+        let broken = |until, (at, back): (Time, Time)| {
             let mut history = scheduled(skips, 13_000, vec![]);
-            history.clock_steps_back.push((0, step * MS));
+            history.clock_steps.push((at * MS, -back * MS));
             history.windows.push(window(0, until));
             found(&history).len()
         };
-        assert_eq!([broken(500, 0), broken(500, 1_000)], [1, 0]);
-        assert_eq!(broken(499, 1_000), 1);
+        assert_eq!(broken(500, (500, 1_000)), 0);
+        assert_eq!(broken(500, (500, 999)), 1);
+        assert_eq!(broken(499, (500, 1_000)), 1);
+        // The lease was stored later.
+        assert_eq!(broken(500, (499, 1_000)), 1);
     }
 
     /// A clock that is ahead fires earlier.

@@ -21,7 +21,7 @@
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
-use crate::history::{History, Limits, Mode, Section};
+use crate::history::{History, Limits, Section};
 use crate::names::locks_of;
 
 /// Which holds may be lost during a fault.
@@ -93,7 +93,7 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
 fn valid_after_revocation(history: &History, section: &Section) -> Option<Violation> {
     let (acquired, until) = section.valid_span()?;
     let mut limits = history.sections.iter().filter_map(|request| {
-        let limit = revocation_limit(request)?;
+        let limit = request.revocation_limit()?;
         let (asked, answered) = (request.requested, request.acquired?);
         let end = answered + limit.max(history.lease);
         let mut windows = history.windows.iter();
@@ -215,17 +215,14 @@ pub(super) fn revoked_from(history: &History, section: &Section) -> Option<Time>
     let names = locks_of(&section.request.name);
     let requests_since = requests_since(history, section);
     let limits = history.sections.iter().filter_map(|request| {
-        let limit = revocation_limit(request)?;
-        // Without an answer, the store may execute the request at any later time.
-        let is_refused = request.answered.is_some() && request.acquired.is_none();
-        let has_effect = !is_refused || request.failed.is_some();
+        let limit = request.revocation_limit()?;
         let is_of_section = names.contains(&request.request.name)
             && request
                 .acquired
                 .is_none_or(|answered| requests_since <= answered);
         // The client counts the limit from when it sent its own request to the store.
         let earliest = request.requested + limit - history.lease / 3;
-        (has_effect && is_of_section).then_some(earliest.max(request.requested))
+        is_of_section.then_some(earliest.max(request.requested))
     });
     limits.min()
 }
@@ -245,19 +242,23 @@ fn requests_since(history: &History, section: &Section) -> Time {
     let ends = of_owner.filter_map(|one| Some((one.held_span()?.1, one)));
     let mut ends: Vec<(Time, &Section)> = ends.collect();
     ends.sort_by_key(|&(end, _)| std::cmp::Reverse(end));
-    let release_may_be_lost = |end: Time| {
+    let release_may_be_lost = |end: Time, before: &Section| {
         let losses = history.data_losses.iter();
         let losses = losses.map(|loss| (loss.from, loss.until));
         let mut losses = losses.chain(history.failovers.iter().copied());
         let mut moves = history.slot_moves.iter();
-        // A guard that was dropped is released later.
-        losses.any(|(from, until)| from <= end + nanos(MARGIN) && end <= until + nanos(MARGIN))
+        // Without an answer, such as that of a dropped guard, the release follows later.
+        let released = match before.is_release_answered() {
+            true => end,
+            false => end + nanos(MARGIN),
+        };
+        losses.any(|(from, until)| from <= released && end <= until + nanos(MARGIN))
             || moves.any(|&(from, until)| from <= end && end <= until)
     };
     let mut begun = hold_begun(history, section);
     for (end, before) in ends {
         if end <= begun {
-            if !release_may_be_lost(end) {
+            if !release_may_be_lost(end, before) {
                 break;
             }
             begun = hold_begun(history, before);
@@ -282,14 +283,6 @@ fn hold_begun(history: &History, section: &Section) -> Time {
         });
         if overlaps { one.requested } else { begun }
     })
-}
-
-/// Returns the limit of a revocation.
-fn revocation_limit(section: &Section) -> Option<Time> {
-    match section.request.mode {
-        Mode::Ask(limit) => limit,
-        _ => None,
-    }
 }
 
 /// Finds a loss before the end of the lease. The store must keep a hold until then, unless a fault removes its data.
@@ -387,7 +380,7 @@ fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str)
 mod tests {
     use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::{DataLoss, DataLossWindow, FaultWindow};
+    use crate::history::{DataLoss, DataLossWindow, FaultWindow, Mode};
 
     fn rules(history: &History, losses: Losses) -> Vec<Rule> {
         let found = check(history, losses);
@@ -631,10 +624,23 @@ mod tests {
         // The promoted replica had all acquisitions.
         let mut lossless = history(vec![before.clone(), next.clone(), revocation(500, 4000)]);
         assert_eq!(rules(&lossless, Losses::None), too_early);
-        // A failover just after the release may lack it, too: a guard that was dropped is released later.
+        // A failover just after the loss may lack the release, too, which follows later.
         for (from, explained) in [(6005, true), (6006, false)] {
             lossless.failovers = vec![(from * MS, 7000 * MS)];
             assert_eq!(rules(&lossless, Losses::None).is_empty(), explained);
+        }
+        // So does that of a dropped guard. Replicas had time for one that was answered.
+        for (was_dropped, from, explained) in [
+            (false, 4505, true),
+            (false, 4506, false),
+            (true, 6005, true),
+            (true, 6006, false),
+        ] {
+            let mut released = of_owner(section("a", 0, 4505));
+            released.was_dropped = was_dropped;
+            let mut history = history(vec![released, next.clone(), revocation(500, 4000)]);
+            history.failovers = vec![(from * MS, 7000 * MS)];
+            assert_eq!(rules(&history, Losses::None).is_empty(), explained);
         }
         lossless.failovers = vec![(0, 4600 * MS)];
         assert_eq!(rules(&lossless, Losses::None), []);

@@ -223,9 +223,10 @@ impl IdleWait<'_> {
                 self.start_at(killed);
             }
         }
-        for &(at, by) in &history.clock_steps_back {
-            if at < self.until && self.from < at + history.lease + by {
-                self.from += by;
+        for &(at, forward) in &history.clock_steps {
+            let back = (-forward).max(0);
+            if at < self.until && self.from < at + history.lease + back {
+                self.from += back;
             }
         }
         let mut windows = history
@@ -344,7 +345,7 @@ mod tests {
             (12_520, 4490, 1),
         ] {
             let mut one = history(sections());
-            one.clock_steps_back.push((at * MS, by * MS));
+            one.clock_steps.push((at * MS, -by * MS));
             assert_eq!(check(&one).len(), found, "set back {by} ms at {at} ms");
         }
     }

@@ -46,6 +46,8 @@ pub enum EventKind {
     BecameTicket { text: String },
     /// The lock was released, or the release failed.
     Released { error: Option<String> },
+    /// The guard was dropped: the lock is released in the background.
+    Dropped,
     /// State that a client still tracks although everything was released.
     Leftover { client: usize, status: String },
     /// The process begins runs of a job from now on. Its clock shows this time since 1970, in nanoseconds.

@@ -36,8 +36,8 @@ pub struct History {
     pub windows: Vec<FaultWindow>,
     /// Times in which the store lost data.
     pub data_losses: Vec<DataLossWindow>,
-    /// When the clock of the servers was set back, and how far.
-    pub clock_steps_back: Vec<(Time, Time)>,
+    /// When the clock of the servers was set, and how far forward; negative: back. In this order.
+    pub clock_steps: Vec<(Time, Time)>,
     /// When a replica was promoted, at some moment of each time. It has all acquisitions that replicas confirmed, but may
     /// lack releases.
     pub failovers: Vec<(Time, Time)>,
@@ -290,6 +290,33 @@ impl History {
             }
         }
         Some((from, until))
+    }
+
+    /// Returns how far the clock of the servers is behind at this time, because it was set.
+    pub fn clock_behind(&self, at: Time) -> Time {
+        let steps = self.clock_steps.iter().filter(|step| step.0 <= at);
+        -steps.map(|step| step.1).sum::<Time>()
+    }
+
+    /// Returns when a lease that the store has renewed at this time ends. A clock that is set meanwhile changes that.
+    pub fn lease_end(&self, renewed: Time) -> Time {
+        let steps = self.clock_steps.iter().filter(|step| step.0 >= renewed);
+        steps.fold(renewed + self.lease, |end, &(at, forward)| {
+            if at < end { at.max(end - forward) } else { end }
+        })
+    }
+
+    /// Returns since when the store may have renewed a lease that ends at this time.
+    pub fn lease_begin(&self, end: Time) -> Time {
+        let (mut lease, mut begin) = (self.lease, end - self.lease);
+        let steps = self.clock_steps.iter().filter(|step| step.0 <= end);
+        for &(at, forward) in steps.rev() {
+            lease -= forward;
+            if end - lease <= at {
+                begin = begin.min(end - lease);
+            }
+        }
+        begin
     }
 
     /// Returns how many critical sections were entered.

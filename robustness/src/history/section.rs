@@ -59,6 +59,8 @@ pub struct Section {
     pub refused: u32,
     pub release_started: Option<Time>,
     pub released: Option<Time>,
+    /// Whether the guard was dropped, so that the store releases the lock later.
+    pub was_dropped: bool,
     pub unlock_error: Option<String>,
     /// The lease of the ticket that the hold was about to become.
     pub ticket_lease: Option<Time>,
@@ -96,6 +98,7 @@ impl Section {
             refused: 0,
             release_started: None,
             released: None,
+            was_dropped: false,
             unlock_error: None,
             ticket_lease: None,
             ticket: None,
@@ -131,6 +134,10 @@ impl Section {
             EventKind::Released { error } => {
                 self.ticket = self.minimum(t).filter(|_| error.is_none());
                 (self.released, self.unlock_error) = (Some(t), error);
+            }
+            EventKind::Dropped => {
+                self.ticket = self.minimum(t);
+                (self.released, self.was_dropped) = (Some(t), true);
             }
             EventKind::MakingTicket { lease } => {
                 (self.release_started, self.ticket_lease) = (Some(t), Some(lease));
@@ -237,6 +244,23 @@ impl Section {
     pub fn was_lost(&self) -> bool {
         let lost = |error: &String| error.starts_with("Lost");
         self.loss_reported.is_some() || self.unlock_error.as_ref().is_some_and(lost)
+    }
+
+    /// Returns whether the store has answered that it released the lock.
+    pub fn is_release_answered(&self) -> bool {
+        let is_released = self.released.is_some() && !self.was_dropped;
+        is_released && !self.was_lost() && self.unlock_error.is_none()
+    }
+
+    /// Returns the limit of a request to release a lock, if it has one and the store has not refused it because nothing was
+    /// held. Without an answer, the store may execute it at any later time.
+    pub fn revocation_limit(&self) -> Option<Time> {
+        let got_none = self.acquired.is_none() && self.failed.is_none();
+        match self.request.mode {
+            Mode::Ask(_) if self.answered.is_some() && got_none => None,
+            Mode::Ask(limit) => limit,
+            _ => None,
+        }
     }
 
     /// Returns whether both are acquisitions of one owner, which may have several guards of one hold.

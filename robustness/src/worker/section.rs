@@ -360,7 +360,8 @@ impl SectionRunner {
             }
             ReleaseMode::Drop => {
                 drop(guard);
-                Ok(())
+                self.report(EventKind::Dropped);
+                return Ok(());
             }
         };
         let error = released.as_ref().err().map(error_name);
