@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, pending};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::environment::{Creator, task};
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::name::ObjectKeys;
 use crate::runtime;
 use crate::sync::{Mutex, wait_for};
@@ -199,8 +200,8 @@ impl Background {
     }
 
     /// Runs `work` in the calling task. If the future is dropped after its first poll, and `detaches` then
-    /// returns true, the rest of `work` runs in the background. It serves steps that must be neither
-    /// repeated nor abandoned: the answer determines how to undo them.
+    /// returns true, the rest of `work` runs in the background, in the runtime that has its timers. It serves
+    /// steps that must be neither repeated nor abandoned: the answer determines how to undo them.
     pub(crate) fn detach_on_drop<T: Send + 'static>(
         &self,
         object: &Arc<ObjectKeys>,
@@ -210,7 +211,7 @@ impl Background {
         DetachOnDrop {
             object: object.clone(),
             work: Some(Box::pin(work)),
-            polled: false,
+            polled_in: None,
             detaches,
             background: self.clone(),
         }
@@ -307,8 +308,9 @@ impl<W: Future<Output = ()> + Send + Unpin + 'static> Drop for Begins<W> {
 struct DetachOnDrop<T: Send + 'static, W: Fn() -> bool> {
     object: Arc<ObjectKeys>,
     /// `None` when it is done.
-    work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    polled: bool,
+    work: Option<Boxed<'static, T>>,
+    /// The runtime of the latest poll, which has its timers.
+    polled_in: Option<Handle>,
     detaches: W,
     background: Background,
 }
@@ -317,11 +319,11 @@ impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for DetachOnDrop<T, W> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        self.polled = true;
+        self.polled_in = Handle::try_current().ok();
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
-        let output = std::task::ready!(work.as_mut().poll(cx));
+        let output = ready!(work.as_mut().poll(cx));
         self.work = None;
         Poll::Ready(output)
     }
@@ -330,12 +332,14 @@ impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for DetachOnDrop<T, W> {
 impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take()
-            && self.polled
+            && let Some(runtime) = &self.polled_in
             && (self.detaches)()
+            && self.background.0.creator.is_here()
         {
             // Dropping the output is part of the work: it may start more work.
-            let work = async move { drop(work.await) };
-            self.background.spawn(&self.object, work);
+            let work = Box::pin(async move { drop(work.await) });
+            let running = self.background.begin(&self.object);
+            runtime.spawn(task(Counted::new(work, running)));
         }
     }
 }
@@ -446,7 +450,7 @@ impl<F: Future> Future for Counted<Pin<Box<F>>> {
             let Some(work) = value else {
                 return Poll::Pending;
             };
-            let output = std::task::ready!(work.as_mut().poll(cx));
+            let output = ready!(work.as_mut().poll(cx));
             *value = None;
             Poll::Ready(output)
         })
@@ -626,16 +630,18 @@ mod tests {
         assert_eq!(background.running(), 0);
     }
 
+    /// Returns a runtime that the client has used.
+    fn start(background: &Background) -> tokio::runtime::Runtime {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        let remembered = runtime.block_on(async { background.remember_runtime() });
+        remembered.unwrap();
+        runtime
+    }
+
     /// The thread is in none of the runtimes.
     #[test]
     fn work_begins_in_the_latest_runtime_that_is_alive() {
-        let start = |background: &Background| {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().build().unwrap();
-            let remembered = runtime.block_on(async { background.remember_runtime() });
-            remembered.unwrap();
-            runtime
-        };
         let background = Background::default();
         let [living, ended, ending] = [(); 3].map(|()| start(&background));
         let work = || {
@@ -660,6 +666,32 @@ mod tests {
             drop(start(&background));
         }
         assert_eq!(background.0.runtimes.lock().len(), 1);
+    }
+
+    /// Its timers belong to that runtime: polled in another one, they would panic.
+    #[test]
+    fn detached_work_ends_with_the_runtime_that_polled_it() {
+        struct Ends(std::sync::mpsc::Sender<bool>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                let _ = self.0.send(std::thread::panicking());
+            }
+        }
+        let background = Background::default();
+        let [staying, ending] = [(); 2].map(|()| start(&background));
+        let (ends, panicked) = std::sync::mpsc::channel();
+        let (client, ends) = (background.clone(), Ends(ends));
+        ending.spawn(async move {
+            let work = async move {
+                tokio::time::sleep(Duration::from_secs(60)).await;
+                drop(ends);
+            };
+            client.detach_on_drop(&object("a"), work, || true).await;
+        });
+        ending.block_on(tokio::task::yield_now());
+        drop(ending);
+        staying.block_on(background.flush());
+        assert_eq!(panicked.recv(), Ok(false));
     }
 
     #[test]
