@@ -6,14 +6,14 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::{Future, pending};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::environment::{Creator, task};
@@ -35,7 +35,7 @@ struct Inner {
     dedicated: OnceLock<Handle>,
     /// The runtimes that this client has used, the latest one last. It forgets those that have ended when it needs another
     /// one, or meets a new one.
-    runtimes: Mutex<Vec<Handle>>,
+    runtimes: Mutex<Vec<UsedRuntime>>,
     works: Mutex<Works>,
     /// Notified when work has ended, or no flush waits for it any more.
     changed: Notify,
@@ -113,11 +113,12 @@ impl Background {
         }
         let current = runtime::current()?;
         let runtimes = &mut *self.0.runtimes.lock();
-        match runtimes.iter().position(|one| one.id() == current.id()) {
+        let is_current = |one: &UsedRuntime| one.handle.id() == current.id();
+        match runtimes.iter().position(is_current) {
             Some(known) => runtimes[known..].rotate_left(1),
             None => {
-                runtimes.retain(is_alive);
-                runtimes.push(current);
+                runtimes.retain(UsedRuntime::is_alive);
+                runtimes.push(UsedRuntime::new(current));
             }
         }
         Ok(())
@@ -136,8 +137,8 @@ impl Background {
     /// Returns the runtime that was used last and is alive.
     fn used_runtime(&self) -> Option<Handle> {
         let runtimes = &mut *self.0.runtimes.lock();
-        while runtimes.pop_if(|last| !is_alive(last)).is_some() {}
-        runtimes.last().cloned()
+        runtimes.retain(UsedRuntime::is_alive);
+        runtimes.last().map(|last| last.handle.clone())
     }
 
     /// Runs a task in a [runtime](Background::runtime). One that a runtime drops before it has begun, because that runtime ends,
@@ -154,7 +155,10 @@ impl Background {
         ended: Id,
         work: impl Future<Output = ()> + Send + Unpin + 'static,
     ) {
-        self.0.runtimes.lock().retain(|one| one.id() != ended);
+        self.0
+            .runtimes
+            .lock()
+            .retain(|one| one.handle.id() != ended);
         if self.0.creator.is_here()
             && let Some(runtime) = self.used_runtime()
         {
@@ -266,12 +270,24 @@ impl Background {
     }
 }
 
-/// Returns whether a runtime accepts tasks. A runtime that has ended drops a new task at once.
-fn is_alive(runtime: &Handle) -> bool {
-    let probe = runtime.spawn(task(pending::<()>()));
-    let is_dropped = probe.is_finished();
-    probe.abort();
-    !is_dropped
+/// A runtime that the client has used.
+struct UsedRuntime {
+    handle: Handle,
+    /// Closed once the runtime has dropped the task that receives. It is one task, because a runtime that is not driven keeps each
+    /// that is spawned to find out.
+    sentinel: oneshot::Sender<()>,
+}
+
+impl UsedRuntime {
+    fn new(handle: Handle) -> UsedRuntime {
+        let (sentinel, receiver) = oneshot::channel();
+        handle.spawn(task(async { drop(receiver.await) }));
+        UsedRuntime { handle, sentinel }
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.sentinel.is_closed()
+    }
 }
 
 /// The work of a task, which begins in one of the runtimes of the client. (Once it has begun, its timers belong to that one.)
@@ -692,6 +708,22 @@ mod tests {
         drop(ending);
         staying.block_on(background.flush());
         assert_eq!(panicked.recv(), Ok(false));
+    }
+
+    /// Such a runtime keeps each task, also one that was aborted.
+    #[test]
+    fn runtime_that_is_not_driven_has_one_task() {
+        let background = Background::default();
+        let idle = start(&background);
+        let tasks = || idle.handle().metrics().num_alive_tasks();
+        for _ in 0..9 {
+            drop(start(&background));
+        }
+        assert_eq!(background.runtime().unwrap().id(), idle.handle().id());
+        assert_eq!(tasks(), 1);
+        drop(background);
+        idle.block_on(tokio::task::yield_now());
+        assert_eq!(tasks(), 0);
     }
 
     #[test]
