@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -127,52 +127,59 @@ impl Background {
     /// Returns the runtime for new work: the client's own, else the current one, else the one used last that is alive. A
     /// client may outlive the runtime in which it was created (a static client in tests).
     pub(crate) fn runtime(&self) -> Option<Handle> {
-        self.0.creator.check().ok()?;
-        let dedicated = self.0.dedicated.get().cloned();
-        dedicated
-            .or_else(|| runtime::current().ok())
-            .or_else(|| self.used_runtime())
+        self.runtime_after(None)
     }
 
-    /// Returns the runtime that was used last and is alive.
-    fn used_runtime(&self) -> Option<Handle> {
+    /// The same; after the end of a runtime, the one of the others that was used last.
+    fn runtime_after(&self, ended: Option<Id>) -> Option<Handle> {
+        self.0.creator.check().ok()?;
+        if ended.is_none()
+            && let Some(runtime) = self
+                .0
+                .dedicated
+                .get()
+                .cloned()
+                .or_else(|| runtime::current().ok())
+        {
+            return Some(runtime);
+        }
         let runtimes = &mut *self.0.runtimes.lock();
-        runtimes.retain(UsedRuntime::is_alive);
+        runtimes.retain(|one| one.is_alive() && Some(one.handle.id()) != ended);
         runtimes.last().map(|last| last.handle.clone())
     }
 
-    /// Runs a task in a [runtime](Background::runtime). One that a runtime drops before it has begun, because that runtime ends,
-    /// begins in the next one. Without a runtime the task is dropped.
-    pub(crate) fn spawn_task(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) {
-        if let Some(runtime) = self.runtime() {
-            self.spawn_in(&runtime, work);
-        }
+    /// Runs work in a task. Without a [runtime](Background::runtime) the work is dropped.
+    pub(crate) fn spawn_task(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_after(None, Box::pin(work), Box::new(|_| ()));
     }
 
-    /// The same for a task that continues what another one did until its runtime has ended.
-    pub(crate) fn spawn_after(
+    /// Starts a task of which there is one at most. If its runtime ends first, `restart` is called with that runtime. It starts
+    /// the task again if there is something left to do.
+    pub(crate) fn start(
         &self,
-        ended: Id,
-        work: impl Future<Output = ()> + Send + Unpin + 'static,
-    ) {
-        self.0
-            .runtimes
-            .lock()
-            .retain(|one| one.handle.id() != ended);
-        if self.0.creator.is_here()
-            && let Some(runtime) = self.used_runtime()
-        {
-            self.spawn_in(&runtime, work);
-        }
+        ended: Option<Id>,
+        work: impl Future<Output = ()> + Send + 'static,
+        restart: impl FnOnce(Id) + Send + 'static,
+    ) -> StartedTask {
+        let runs = Arc::new(());
+        let started = StartedTask(Arc::downgrade(&runs));
+        let restart = move |ended| {
+            restart(ended);
+            drop(runs);
+        };
+        self.spawn_after(ended, Box::pin(work), Box::new(restart));
+        started
     }
 
-    fn spawn_in(&self, runtime: &Handle, work: impl Future<Output = ()> + Send + Unpin + 'static) {
-        runtime.spawn(task(Begins {
-            background: self.clone(),
-            runtime: runtime.id(),
-            work: Some(work),
-            has_begun: false,
-        }));
+    fn spawn_after(&self, ended: Option<Id>, work: Boxed<'static, ()>, restart: Restart) {
+        if let Some(runtime) = self.runtime_after(ended) {
+            runtime.spawn(task(TaskWork {
+                background: self.clone(),
+                runtime: runtime.id(),
+                work: Some((work, restart)),
+                has_begun: false,
+            }));
+        }
     }
 
     /// Runs work for an object in the background. Never blocks, never panics. Without a live
@@ -290,32 +297,54 @@ impl UsedRuntime {
     }
 }
 
-/// The work of a task, which begins in one of the runtimes of the client. (Once it has begun, its timers belong to that one.)
-struct Begins<W: Future<Output = ()> + Send + Unpin + 'static> {
+/// Called when the runtime of a task has ended before the task.
+type Restart = Box<dyn FnOnce(Id) + Send>;
+
+/// Refers to a task that was [started](Background::start).
+#[derive(Debug, Default)]
+pub(crate) struct StartedTask(Weak<()>);
+
+impl StartedTask {
+    /// Returns whether the task exists.
+    pub(crate) fn is_running(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// The work of a task. If its runtime ends before it has begun, it begins in another one of the client. (Once it has begun, its
+/// timers belong to its runtime.)
+struct TaskWork {
     background: Background,
     runtime: Id,
-    work: Option<W>,
+    /// `None` when it is done.
+    work: Option<(Boxed<'static, ()>, Restart)>,
     has_begun: bool,
 }
 
-impl<W: Future<Output = ()> + Send + Unpin + 'static> Future for Begins<W> {
+impl Future for TaskWork {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         self.has_begun = true;
-        match &mut self.work {
-            Some(work) => Pin::new(work).poll(cx),
-            None => Poll::Ready(()),
+        if let Some((work, _)) = &mut self.work {
+            ready!(work.as_mut().poll(cx));
         }
+        self.work = None;
+        Poll::Ready(())
     }
 }
 
-impl<W: Future<Output = ()> + Send + Unpin + 'static> Drop for Begins<W> {
+impl Drop for TaskWork {
     fn drop(&mut self) {
-        if !self.has_begun
-            && let Some(work) = self.work.take()
-        {
-            self.background.spawn_after(self.runtime, work);
+        let Some((work, restart)) = self.work.take() else {
+            return;
+        };
+        if self.has_begun {
+            drop(work);
+            restart(self.runtime);
+        } else {
+            let ended = Some(self.runtime);
+            self.background.spawn_after(ended, work, restart);
         }
     }
 }
