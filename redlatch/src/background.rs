@@ -6,18 +6,19 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::{Future, pending};
+use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::environment::{Creator, task};
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::name::ObjectKeys;
 use crate::runtime;
 use crate::sync::{Mutex, wait_for};
@@ -34,7 +35,7 @@ struct Inner {
     dedicated: OnceLock<Handle>,
     /// The runtimes that this client has used, the latest one last. It forgets those that have ended when it needs another
     /// one, or meets a new one.
-    runtimes: Mutex<Vec<Handle>>,
+    runtimes: Mutex<Vec<UsedRuntime>>,
     works: Mutex<Works>,
     /// Notified when work has ended, or no flush waits for it any more.
     changed: Notify,
@@ -112,11 +113,12 @@ impl Background {
         }
         let current = runtime::current()?;
         let runtimes = &mut *self.0.runtimes.lock();
-        match runtimes.iter().position(|one| one.id() == current.id()) {
+        let is_current = |one: &UsedRuntime| one.handle.id() == current.id();
+        match runtimes.iter().position(is_current) {
             Some(known) => runtimes[known..].rotate_left(1),
             None => {
-                runtimes.retain(is_alive);
-                runtimes.push(current);
+                runtimes.retain(UsedRuntime::is_alive);
+                runtimes.push(UsedRuntime::new(current));
             }
         }
         Ok(())
@@ -125,49 +127,59 @@ impl Background {
     /// Returns the runtime for new work: the client's own, else the current one, else the one used last that is alive. A
     /// client may outlive the runtime in which it was created (a static client in tests).
     pub(crate) fn runtime(&self) -> Option<Handle> {
+        self.runtime_after(None)
+    }
+
+    /// The same; after the end of a runtime, the one of the others that was used last.
+    fn runtime_after(&self, ended: Option<Id>) -> Option<Handle> {
         self.0.creator.check().ok()?;
-        let dedicated = self.0.dedicated.get().cloned();
-        dedicated
-            .or_else(|| runtime::current().ok())
-            .or_else(|| self.used_runtime())
-    }
-
-    /// Returns the runtime that was used last and is alive.
-    fn used_runtime(&self) -> Option<Handle> {
-        let runtimes = &mut *self.0.runtimes.lock();
-        while runtimes.pop_if(|last| !is_alive(last)).is_some() {}
-        runtimes.last().cloned()
-    }
-
-    /// Runs a task in a [runtime](Background::runtime). One that a runtime drops before it has begun, because that runtime ends,
-    /// begins in the next one. Without a runtime the task is dropped.
-    pub(crate) fn spawn_task(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) {
-        if let Some(runtime) = self.runtime() {
-            self.spawn_in(&runtime, work);
-        }
-    }
-
-    /// The same for a task that continues what another one did until its runtime has ended.
-    pub(crate) fn spawn_after(
-        &self,
-        ended: Id,
-        work: impl Future<Output = ()> + Send + Unpin + 'static,
-    ) {
-        self.0.runtimes.lock().retain(|one| one.id() != ended);
-        if self.0.creator.is_here()
-            && let Some(runtime) = self.used_runtime()
+        if ended.is_none()
+            && let Some(runtime) = self
+                .0
+                .dedicated
+                .get()
+                .cloned()
+                .or_else(|| runtime::current().ok())
         {
-            self.spawn_in(&runtime, work);
+            return Some(runtime);
         }
+        let runtimes = &mut *self.0.runtimes.lock();
+        runtimes.retain(|one| one.is_alive() && Some(one.handle.id()) != ended);
+        runtimes.last().map(|last| last.handle.clone())
     }
 
-    fn spawn_in(&self, runtime: &Handle, work: impl Future<Output = ()> + Send + Unpin + 'static) {
-        runtime.spawn(task(Begins {
-            background: self.clone(),
-            runtime: runtime.id(),
-            work: Some(work),
-            has_begun: false,
-        }));
+    /// Runs work in a task. Without a [runtime](Background::runtime) the work is dropped.
+    pub(crate) fn spawn_task(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_after(None, Box::pin(work), Box::new(|_| ()));
+    }
+
+    /// Starts a task of which there is one at most. If its runtime ends first, `restart` is called with that runtime. It starts
+    /// the task again if there is something left to do.
+    pub(crate) fn start(
+        &self,
+        ended: Option<Id>,
+        work: impl Future<Output = ()> + Send + 'static,
+        restart: impl FnOnce(Id) + Send + 'static,
+    ) -> StartedTask {
+        let runs = Arc::new(());
+        let started = StartedTask(Arc::downgrade(&runs));
+        let restart = move |ended| {
+            restart(ended);
+            drop(runs);
+        };
+        self.spawn_after(ended, Box::pin(work), Box::new(restart));
+        started
+    }
+
+    fn spawn_after(&self, ended: Option<Id>, work: Boxed<'static, ()>, restart: Restart) {
+        if let Some(runtime) = self.runtime_after(ended) {
+            runtime.spawn(task(TaskWork {
+                background: self.clone(),
+                runtime: runtime.id(),
+                work: Some((work, restart)),
+                has_begun: false,
+            }));
+        }
     }
 
     /// Runs work for an object in the background. Never blocks, never panics. Without a live
@@ -199,8 +211,8 @@ impl Background {
     }
 
     /// Runs `work` in the calling task. If the future is dropped after its first poll, and `detaches` then
-    /// returns true, the rest of `work` runs in the background. It serves steps that must be neither
-    /// repeated nor abandoned: the answer determines how to undo them.
+    /// returns true, the rest of `work` runs in the background, in the runtime that has its timers. It serves
+    /// steps that must be neither repeated nor abandoned: the answer determines how to undo them.
     pub(crate) fn detach_on_drop<T: Send + 'static>(
         &self,
         object: &Arc<ObjectKeys>,
@@ -210,7 +222,7 @@ impl Background {
         DetachOnDrop {
             object: object.clone(),
             work: Some(Box::pin(work)),
-            polled: false,
+            polled_in: None,
             detaches,
             background: self.clone(),
         }
@@ -265,40 +277,74 @@ impl Background {
     }
 }
 
-/// Returns whether a runtime accepts tasks. A runtime that has ended drops a new task at once.
-fn is_alive(runtime: &Handle) -> bool {
-    let probe = runtime.spawn(task(pending::<()>()));
-    let is_dropped = probe.is_finished();
-    probe.abort();
-    !is_dropped
+/// A runtime that the client has used.
+struct UsedRuntime {
+    handle: Handle,
+    /// Closed once the runtime has dropped the task that receives. It is one task, because a runtime that is not driven keeps each
+    /// that is spawned to find out.
+    sentinel: oneshot::Sender<()>,
 }
 
-/// The work of a task, which begins in one of the runtimes of the client. (Once it has begun, its timers belong to that one.)
-struct Begins<W: Future<Output = ()> + Send + Unpin + 'static> {
+impl UsedRuntime {
+    fn new(handle: Handle) -> UsedRuntime {
+        let (sentinel, receiver) = oneshot::channel();
+        handle.spawn(task(async { drop(receiver.await) }));
+        UsedRuntime { handle, sentinel }
+    }
+
+    fn is_alive(&self) -> bool {
+        !self.sentinel.is_closed()
+    }
+}
+
+/// Called when the runtime of a task has ended before the task.
+type Restart = Box<dyn FnOnce(Id) + Send>;
+
+/// Refers to a task that was [started](Background::start).
+#[derive(Debug, Default)]
+pub(crate) struct StartedTask(Weak<()>);
+
+impl StartedTask {
+    /// Returns whether the task exists.
+    pub(crate) fn is_running(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// The work of a task. If its runtime ends before it has begun, it begins in another one of the client. (Once it has begun, its
+/// timers belong to its runtime.)
+struct TaskWork {
     background: Background,
     runtime: Id,
-    work: Option<W>,
+    /// `None` when it is done.
+    work: Option<(Boxed<'static, ()>, Restart)>,
     has_begun: bool,
 }
 
-impl<W: Future<Output = ()> + Send + Unpin + 'static> Future for Begins<W> {
+impl Future for TaskWork {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         self.has_begun = true;
-        match &mut self.work {
-            Some(work) => Pin::new(work).poll(cx),
-            None => Poll::Ready(()),
+        if let Some((work, _)) = &mut self.work {
+            ready!(work.as_mut().poll(cx));
         }
+        self.work = None;
+        Poll::Ready(())
     }
 }
 
-impl<W: Future<Output = ()> + Send + Unpin + 'static> Drop for Begins<W> {
+impl Drop for TaskWork {
     fn drop(&mut self) {
-        if !self.has_begun
-            && let Some(work) = self.work.take()
-        {
-            self.background.spawn_after(self.runtime, work);
+        let Some((work, restart)) = self.work.take() else {
+            return;
+        };
+        if self.has_begun {
+            drop(work);
+            restart(self.runtime);
+        } else {
+            let ended = Some(self.runtime);
+            self.background.spawn_after(ended, work, restart);
         }
     }
 }
@@ -307,8 +353,9 @@ impl<W: Future<Output = ()> + Send + Unpin + 'static> Drop for Begins<W> {
 struct DetachOnDrop<T: Send + 'static, W: Fn() -> bool> {
     object: Arc<ObjectKeys>,
     /// `None` when it is done.
-    work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    polled: bool,
+    work: Option<Boxed<'static, T>>,
+    /// The runtime of the latest poll, which has its timers.
+    polled_in: Option<Handle>,
     detaches: W,
     background: Background,
 }
@@ -317,11 +364,11 @@ impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for DetachOnDrop<T, W> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        self.polled = true;
+        self.polled_in = Handle::try_current().ok();
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
-        let output = std::task::ready!(work.as_mut().poll(cx));
+        let output = ready!(work.as_mut().poll(cx));
         self.work = None;
         Poll::Ready(output)
     }
@@ -330,12 +377,14 @@ impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for DetachOnDrop<T, W> {
 impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take()
-            && self.polled
+            && let Some(runtime) = &self.polled_in
             && (self.detaches)()
+            && self.background.0.creator.is_here()
         {
             // Dropping the output is part of the work: it may start more work.
-            let work = async move { drop(work.await) };
-            self.background.spawn(&self.object, work);
+            let work = Box::pin(async move { drop(work.await) });
+            let running = self.background.begin(&self.object);
+            runtime.spawn(task(Counted::new(work, running)));
         }
     }
 }
@@ -446,7 +495,7 @@ impl<F: Future> Future for Counted<Pin<Box<F>>> {
             let Some(work) = value else {
                 return Poll::Pending;
             };
-            let output = std::task::ready!(work.as_mut().poll(cx));
+            let output = ready!(work.as_mut().poll(cx));
             *value = None;
             Poll::Ready(output)
         })
@@ -626,16 +675,18 @@ mod tests {
         assert_eq!(background.running(), 0);
     }
 
+    /// Returns a runtime that the client has used.
+    fn start(background: &Background) -> tokio::runtime::Runtime {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        let remembered = runtime.block_on(async { background.remember_runtime() });
+        remembered.unwrap();
+        runtime
+    }
+
     /// The thread is in none of the runtimes.
     #[test]
     fn work_begins_in_the_latest_runtime_that_is_alive() {
-        let start = |background: &Background| {
-            let mut runtime = tokio::runtime::Builder::new_current_thread();
-            let runtime = runtime.enable_all().build().unwrap();
-            let remembered = runtime.block_on(async { background.remember_runtime() });
-            remembered.unwrap();
-            runtime
-        };
         let background = Background::default();
         let [living, ended, ending] = [(); 3].map(|()| start(&background));
         let work = || {
@@ -660,6 +711,48 @@ mod tests {
             drop(start(&background));
         }
         assert_eq!(background.0.runtimes.lock().len(), 1);
+    }
+
+    /// Its timers belong to that runtime: polled in another one, they would panic.
+    #[test]
+    fn detached_work_ends_with_the_runtime_that_polled_it() {
+        struct Ends(std::sync::mpsc::Sender<bool>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                let _ = self.0.send(std::thread::panicking());
+            }
+        }
+        let background = Background::default();
+        let [staying, ending] = [(); 2].map(|()| start(&background));
+        let (ends, panicked) = std::sync::mpsc::channel();
+        let (client, ends) = (background.clone(), Ends(ends));
+        ending.spawn(async move {
+            let work = async move {
+                tokio::time::sleep(Duration::from_secs(60)).await;
+                drop(ends);
+            };
+            client.detach_on_drop(&object("a"), work, || true).await;
+        });
+        ending.block_on(tokio::task::yield_now());
+        drop(ending);
+        staying.block_on(background.flush());
+        assert_eq!(panicked.recv(), Ok(false));
+    }
+
+    /// Such a runtime keeps each task, also one that was aborted.
+    #[test]
+    fn runtime_that_is_not_driven_has_one_task() {
+        let background = Background::default();
+        let idle = start(&background);
+        let tasks = || idle.handle().metrics().num_alive_tasks();
+        for _ in 0..9 {
+            drop(start(&background));
+        }
+        assert_eq!(background.runtime().unwrap().id(), idle.handle().id());
+        assert_eq!(tasks(), 1);
+        drop(background);
+        idle.block_on(tokio::task::yield_now());
+        assert_eq!(tasks(), 0);
     }
 
     #[test]

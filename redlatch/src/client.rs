@@ -66,8 +66,9 @@ use crate::wait::{ChannelMap, WaitQueues};
 ///
 /// # Processes
 ///
-/// A client belongs to the process that created it. In a child that `fork` creates, its calls return
-/// [`Error::NoRuntime`], and a guard that the child drops releases nothing. Connect again in the child.
+/// A client belongs to the process that created it. In a child that `fork` creates, connect again, in a runtime that the child
+/// has created: one of the parent would also run copies of the parent's tasks, which use the connections of the parent. In the
+/// child's own runtime, calls of the parent's client return [`Error::NoRuntime`], and a guard that the child drops releases nothing.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) session: Arc<Session>,
@@ -319,8 +320,8 @@ impl Client {
         let begun = Instant::now();
         self.session.waiting.drop_offers();
         self.session.background.flush().await;
-        // That needs timers.
-        if crate::runtime::current().is_ok() {
+        // That needs timers, and the process of the client.
+        if self.session.background.remember_runtime().is_ok() {
             self.session.registration.flush(begun).await;
         }
     }

@@ -43,19 +43,24 @@ thread_local! {
     static PROCESS: Cell<Option<(Id, u32)>> = const { Cell::new(None) };
 }
 
-/// Returns the id of this process. Each acquisition needs it, and the system takes longer for it than a lock that passes on in
-/// the client. So a thread asks once in each runtime: those of a child that `fork` creates are others.
-pub(crate) fn process_id() -> u32 {
-    let Ok(runtime) = Handle::try_current() else {
-        return std::process::id();
-    };
+/// Returns the id of this process, as far as the thread knows. Each acquisition needs it, and the system takes longer for it
+/// than a lock that passes on in the client. So a thread asks once in each runtime. A child that `fork` creates may go on with
+/// the runtime of its parent: what begins something new asks again.
+pub(crate) fn known_process_id() -> u32 {
     let known = PROCESS.try_with(Cell::get).ok().flatten();
-    if let Some((_, process)) = known.filter(|(known, _)| *known == runtime.id()) {
-        return process;
+    match (known, Handle::try_current()) {
+        (Some((known, process)), Ok(runtime)) if known == runtime.id() => process,
+        _ => process_id(),
     }
+}
+
+/// Asks for the id of this process.
+pub(crate) fn process_id() -> u32 {
     let process = std::process::id();
-    // While the thread ends, nothing is kept.
-    let _ = PROCESS.try_with(|known| known.set(Some((runtime.id(), process))));
+    if let Ok(runtime) = Handle::try_current() {
+        // While the thread ends, nothing is kept.
+        let _ = PROCESS.try_with(|known| known.set(Some((runtime.id(), process))));
+    }
     process
 }
 
@@ -72,7 +77,7 @@ impl Creator {
 
     /// Returns whether the calling process is the creator.
     pub(crate) fn is_here(self) -> bool {
-        self == Creator::this_process()
+        self == Creator(known_process_id())
     }
 
     /// Checks that the calling process is the creator.

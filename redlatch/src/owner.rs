@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::environment::{process_id, random, simulated_owner_number};
+use crate::environment::{known_process_id, process_id, random, simulated_owner_number};
 use crate::error::{Error, Result};
 
 /// The identity that acquires and holds a lock, like a thread in Redisson.
@@ -51,7 +51,7 @@ impl Owner {
         reason = "a default that differs each time surprises"
     )]
     pub fn new() -> Owner {
-        Owner(2 * next_number())
+        Owner(2 * next_number(process_id))
     }
 
     /// Creates the owner of an acquisition that names none. No request can name it: see
@@ -59,7 +59,8 @@ impl Owner {
     ///
     /// [`Options::owner`]: crate::locks::Options::owner
     pub(crate) fn anonymous() -> Owner {
-        Owner(2 * next_number() + 1)
+        // Its client has asked for the process.
+        Owner(2 * next_number(known_process_id) + 1)
     }
 
     /// Returns whether an acquisition that named no owner has created it.
@@ -162,9 +163,9 @@ impl PartialEq<&str> for OwnerId {
 }
 
 /// Returns a number that no other owner of this process has.
-fn next_number() -> u64 {
+fn next_number(process: fn() -> u32) -> u64 {
     static NUMBERS: OwnerNumbers = OwnerNumbers::new();
-    simulated_owner_number().unwrap_or_else(|| NUMBERS.next(process_id()))
+    simulated_owner_number().unwrap_or_else(|| NUMBERS.next(process()))
 }
 
 /// The numbers of the owners of a process. A child that `fork` creates has a copy, which starts anew.

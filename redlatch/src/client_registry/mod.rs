@@ -36,12 +36,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Id;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::step::{Setting, Write};
-use crate::background::Background;
+use crate::background::{Background, StartedTask};
 use crate::backoff::Backoff;
 use crate::environment::{ProcessInfo, process_info, task_id};
 use crate::error::{Error, Result};
@@ -139,8 +139,7 @@ struct State {
     failed: bool,
     /// How often in a row the store has refused to write.
     refusals: u32,
-    /// Exists while the task does.
-    task: Weak<()>,
+    task: StartedTask,
 }
 
 /// Number of an entry, which distinguishes the holds of one owner.
@@ -357,7 +356,7 @@ impl Drop for RegisteredWait {
 impl Shared {
     /// Has the task write the changes. Starts it if it does not run, or its runtime has ended.
     fn notify_task(self: &Arc<Shared>, state: &mut State) {
-        match state.task.strong_count() > 0 {
+        match state.task.is_running() {
             true => self.changed.notify_one(),
             false => self.start_task(state, None),
         }
@@ -365,13 +364,19 @@ impl Shared {
 
     /// Starts the task: again, if it ran in a runtime that has `ended`.
     fn start_task(self: &Arc<Shared>, state: &mut State, ended: Option<Id>) {
-        let runs = Arc::new(());
-        state.task = Arc::downgrade(&runs);
-        let task = Box::pin(run_task(self.clone(), runs));
-        match ended {
-            None => self.background.spawn_task(task),
-            Some(ended) => self.background.spawn_after(ended, task),
-        }
+        let shared = self.clone();
+        let restart = move |ended| {
+            let state = &mut *shared.state.lock();
+            // A step in flight may have been applied or not.
+            (state.is_writing, state.failed, state.is_known) = (false, true, false);
+            state.task = StartedTask::default();
+            if !state.entries.is_empty() && shared.store.strong_count() > 0 {
+                shared.start_task(state, Some(ended));
+            }
+            shared.written.notify_waiters();
+        };
+        let work = run_task(self.clone());
+        state.task = self.background.start(ended, work, restart);
     }
 
     /// Writes all changes.
@@ -464,7 +469,7 @@ impl Shared {
         let is_on = self.is_on.load(Ordering::Relaxed);
         let is_done = !is_on || (state.entries.is_empty() && state.is_written());
         if is_done {
-            state.task = Weak::new();
+            state.task = StartedTask::default();
         }
         self.written.notify_waiters();
         match (is_done, pause) {
@@ -499,13 +504,7 @@ enum Next {
 }
 
 /// The task, which runs while there are entries.
-async fn run_task(shared: Arc<Shared>, runs: Arc<()>) {
-    let mut restart = RestartOnDrop {
-        shared: shared.clone(),
-        _runs: runs,
-        runtime: Handle::current().id(),
-        ended: false,
-    };
+async fn run_task(shared: Arc<Shared>) {
     let process = process_info();
     loop {
         let _ = timeout(BATCH_WINDOW, shared.urgent.notified()).await;
@@ -519,34 +518,7 @@ async fn run_task(shared: Arc<Shared>, runs: Arc<()>) {
                 let _ = timeout(shared.ttl.renewal_interval(), shared.changed.notified()).await;
             }
             Next::Pause(pause) => sleep(pause).await,
-            Next::End => break,
+            Next::End => return,
         }
-    }
-    restart.ended = true;
-}
-
-/// Continues in another runtime if the task is dropped because its runtime ends.
-struct RestartOnDrop {
-    shared: Arc<Shared>,
-    _runs: Arc<()>,
-    runtime: Id,
-    /// The task has ended by itself. If it is needed again, another one has already been started.
-    ended: bool,
-}
-
-impl Drop for RestartOnDrop {
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        let shared = &self.shared;
-        let state = &mut *shared.state.lock();
-        // A step in flight may have been applied or not.
-        (state.is_writing, state.failed, state.is_known) = (false, true, false);
-        state.task = Weak::new();
-        if !state.entries.is_empty() && shared.store.strong_count() > 0 {
-            shared.start_task(state, Some(self.runtime));
-        }
-        shared.written.notify_waiters();
     }
 }

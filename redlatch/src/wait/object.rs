@@ -4,10 +4,8 @@ use std::any::Any;
 use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 
-use tokio::task::AbortHandle;
-
 use super::queue::Queues;
-use crate::background::Counted;
+use crate::background::{Counted, StartedTask};
 use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::sync::Mutex;
@@ -25,7 +23,7 @@ pub(super) type ClientQueues = Queues<Waker, Counted<Offer>, Claim>;
 pub(super) struct ObjectInner {
     pub(super) queues: ClientQueues,
     /// The task that drops offers that are not taken in time.
-    pub(super) expiry: Option<AbortHandle>,
+    pub(super) expiry: StartedTask,
 }
 
 /// Something that a request of this client passes to the next. Dropping it releases it.
@@ -55,7 +53,7 @@ impl ObjectQueues {
             key: key.into(),
             state: Mutex::new(ObjectInner {
                 queues,
-                expiry: None,
+                expiry: StartedTask::default(),
             }),
         }
     }

@@ -24,11 +24,11 @@ use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
 use super::object::ObjectQueues;
+use crate::background::StartedTask;
 use crate::metrics::{Metrics, SubscriptionCount};
 use crate::name::ObjectKeys;
 use crate::store::{Store, Subscriber};
@@ -55,7 +55,7 @@ pub(super) struct ChannelEntry {
     /// When the last waiter left.
     idle_since: Option<Instant>,
     /// The task that ends the subscription after the linger time.
-    closer: Option<AbortHandle>,
+    closer: StartedTask,
 }
 
 pub(super) struct Subscription {
@@ -184,7 +184,7 @@ impl ChannelMap {
             return Ready::No;
         };
         let Some(idle_since) = entry.idle_since.filter(|_| entry.waiters == 0) else {
-            entry.closer = None;
+            entry.closer = StartedTask::default();
             return Ready::No;
         };
         if idle_since + linger > Instant::now() {
@@ -208,7 +208,7 @@ impl ChannelMap {
     fn closed(&self, channel: &str) {
         let mut channels = self.entries.lock();
         match channels.get_mut(channel) {
-            Some(entry) if entry.waiters > 0 => entry.closer = None,
+            Some(entry) if entry.waiters > 0 => entry.closer = StartedTask::default(),
             _ => drop(channels.remove(channel)),
         }
         self.len.store(channels.len(), Ordering::Release);
@@ -249,6 +249,17 @@ impl ChannelMap {
         }
     }
 
+    /// Records that the runtime of a closer has ended before it. If the channel has no waiter, `close`
+    /// starts it again.
+    pub(super) fn closer_interrupted(&self, channel: &str, close: impl FnOnce() -> StartedTask) {
+        self.find(channel, |entry| {
+            entry.closer = match entry.waiters {
+                0 => close(),
+                _ => StartedTask::default(),
+            };
+        });
+    }
+
     /// Records that a waiter leaves. `leave` returns whether it was the last one for its object.
     /// Behind the last one of the channel, `close` starts the
     /// [closer](ChannelMap::close_when_idle), unless it runs.
@@ -257,7 +268,7 @@ impl ChannelMap {
         channel: &str,
         object: &Arc<ObjectQueues>,
         leave: impl FnOnce() -> (bool, T),
-        close: impl FnOnce() -> Option<AbortHandle>,
+        close: impl FnOnce() -> StartedTask,
     ) -> Option<T> {
         let mut channels = self.entries.lock();
         let entry = channels.get_mut(channel)?;
@@ -268,8 +279,7 @@ impl ChannelMap {
         }
         if entry.waiters == 0 {
             entry.idle_since = Some(Instant::now());
-            let is_running = |closer: &AbortHandle| !closer.is_finished();
-            if !entry.closer.as_ref().is_some_and(is_running) {
+            if !entry.closer.is_running() {
                 entry.closer = close();
             }
         }
@@ -350,7 +360,7 @@ impl ChannelEntry {
             idle: VecDeque::new(),
             waiters: 0,
             idle_since: None,
-            closer: None,
+            closer: StartedTask::default(),
         }
     }
 

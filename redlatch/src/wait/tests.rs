@@ -55,13 +55,22 @@ fn wait(seconds: u32) -> Answer {
 }
 
 pub(super) fn queues() -> WaitQueues {
-    queues_of(&Embedded::new())
+    queues_of(&Embedded::new(), Background::default())
 }
 
-fn queues_of(store: &Embedded) -> WaitQueues {
+pub(super) fn queues_of(store: &Embedded, background: Background) -> WaitQueues {
     let channels = Arc::<ChannelMap>::default();
     let store = Store::Embedded(store.connect(channels.clone()));
-    WaitQueues::new(channels, store.into(), Background::default(), 10 * SECOND)
+    WaitQueues::new(channels, store.into(), background, 10 * SECOND)
+}
+
+/// Returns a runtime, with a stopped clock, that the client has used.
+pub(super) fn runtime_of(background: &Background) -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+    let remembered = runtime.block_on(async { background.remember_runtime() });
+    remembered.unwrap();
+    runtime
 }
 
 /// Creates a request that gets these answers, and never another one.
@@ -470,7 +479,7 @@ async fn within_at(
 fn queues_with_timeout() -> WaitQueues {
     let store = Embedded::new();
     store.set_response_timeout(3 * SECOND);
-    queues_of(&store)
+    queues_of(&store, Background::default())
 }
 
 /// Returns how a request to such a store ends that waits without a limit.
@@ -889,4 +898,24 @@ async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
     queues.drop_offers();
     assert_eq!(Arc::strong_count(&offered), 1);
     assert!(!queues.offer(&object, Share::Whole, Instant::now(), |_| None));
+}
+
+/// The waiter is in another runtime than the release.
+#[test]
+fn offer_is_dropped_although_the_runtime_that_made_it_has_ended() {
+    let background = Background::default();
+    let queues = queues_of(&Embedded::new(), background.clone());
+    let [staying, ending] = [(); 2].map(|()| runtime_of(&background));
+    let _waiter = staying.block_on(async { queues.join(&taker(&queues, []), true) });
+    let offered = Arc::new(());
+    ending.block_on(async {
+        let offer: Offer = Box::new(offered.clone());
+        let offer = |_| Some(Counted::for_test(offer));
+        assert!(queues.offer(&object(), Share::Whole, Instant::now(), offer));
+        tokio::task::yield_now().await;
+    });
+    drop(ending);
+    assert_eq!(Arc::strong_count(&offered), 2);
+    staying.block_on(async { tokio::time::sleep(SECOND).await });
+    assert_eq!(Arc::strong_count(&offered), 1);
 }

@@ -6,16 +6,16 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
+use tokio::runtime::Id;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::object::{Claim, ClientQueues, ObjectQueues, Offer};
 use super::queue::{Next, Queue, ServedBy, Turn};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
 use super::{Place, Request};
-use crate::background::{Background, Counted};
+use crate::background::{Background, Counted, StartedTask};
 use crate::client_registry::RegisteredWait;
-use crate::environment::{random_fraction, task};
+use crate::environment::random_fraction;
 use crate::hold::{QueueKind, Share, Yields};
 use crate::metrics::Metrics;
 use crate::name::ObjectKeys;
@@ -189,13 +189,10 @@ impl WaitQueues {
     ) -> Option<T> {
         let mut state = object.lock();
         let (wake, rest) = change(&mut state.queues)?;
-        let is_running = |expiry: &AbortHandle| !expiry.is_finished();
         if let Some(first) = state.queues.exclusive().next_expiry()
-            && !state.expiry.as_ref().is_some_and(is_running)
-            && let Some(runtime) = self.background.runtime()
+            && !state.expiry.is_running()
         {
-            let expiring = task(WaitQueues::drop_expired_offers(object.clone(), first));
-            state.expiry = Some(runtime.spawn(expiring).abort_handle());
+            state.expiry = start_expiry(&self.background, object, first, None);
         }
         drop(state);
         wake.into_iter().for_each(Waker::wake);
@@ -245,21 +242,54 @@ impl WaitQueues {
         self.channels.find(channel, |entry| entry.record_release());
     }
 
-    /// Drops offers that are not taken in time, until there is none.
-    async fn drop_expired_offers(object: Arc<ObjectQueues>, first: Instant) {
-        let mut next = Some(first);
-        while let Some(at) = next {
-            sleep_until(at).await;
-            let mut state = object.lock();
-            let queue = state.queues.exclusive();
-            let expired = queue.expired_offers(Instant::now());
-            next = queue.next_expiry();
-            if next.is_none() {
-                state.expiry = None;
+    /// Starts the task that ends the subscription of a channel: again, if it ran in a runtime that has
+    /// `ended`. Not counted as background work: callers of `flush` do not mean to wait for this.
+    fn start_closer(&self, channel: &Arc<str>, ended: Option<Id>) -> StartedTask {
+        let channels = &self.channels;
+        let closing = channels.close_when_idle(&self.store, channel.clone(), self.linger);
+        let (queues, channel) = (Arc::downgrade(&self.0), channel.clone());
+        let restart = move |ended| {
+            if let Some(queues) = queues.upgrade().map(WaitQueues) {
+                let close = || queues.start_closer(&channel, Some(ended));
+                queues.channels.closer_interrupted(&channel, close);
             }
-            drop(state);
-            drop(expired);
+        };
+        self.background.start(ended, closing, restart)
+    }
+}
+
+/// Starts the task that drops the offers of an object that are not taken in time: again, if it ran in a
+/// runtime that has `ended`.
+fn start_expiry(
+    background: &Background,
+    object: &Arc<ObjectQueues>,
+    first: Instant,
+    ended: Option<Id>,
+) -> StartedTask {
+    let (cloned, expiring) = (background.clone(), object.clone());
+    let restart = move |ended| {
+        let mut state = expiring.lock();
+        let next = state.queues.exclusive().next_expiry();
+        let start = |next| start_expiry(&cloned, &expiring, next, Some(ended));
+        state.expiry = next.map(start).unwrap_or_default();
+    };
+    background.start(ended, drop_expired_offers(object.clone(), first), restart)
+}
+
+/// Drops offers that are not taken in time, until there is none.
+async fn drop_expired_offers(object: Arc<ObjectQueues>, first: Instant) {
+    let mut next = Some(first);
+    while let Some(at) = next {
+        sleep_until(at).await;
+        let mut state = object.lock();
+        let queue = state.queues.exclusive();
+        let expired = queue.expired_offers(Instant::now());
+        next = queue.next_expiry();
+        if next.is_none() {
+            state.expiry = StartedTask::default();
         }
+        drop(state);
+        drop(expired);
     }
 }
 
@@ -408,16 +438,8 @@ impl Drop for Waiter {
             let left = state.queues.leave(self.kind, self.number);
             (state.queues.is_empty(), left)
         };
-        // Not counted as background work: callers of `flush` do not mean to wait for this.
-        let close = || {
-            let (store, channel) = (&queues.store, subscription.channel.clone());
-            let closing = queues
-                .channels
-                .close_when_idle(store, channel, queues.linger);
-            let runtime = queues.background.runtime()?;
-            Some(runtime.spawn(task(closing)).abort_handle())
-        };
         let channel = &subscription.channel;
+        let close = || queues.start_closer(channel, None);
         let left = queues.channels.leave(channel, &self.object, leave, close);
         if let Some(wake) = left.and_then(|mut left| left.wake.take()) {
             wake.wake();

@@ -34,12 +34,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use tokio::runtime::{Handle, Id};
+use tokio::runtime::Id;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use crate::background::Background;
+use crate::background::{Background, StartedTask};
 use crate::client_registry::{REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
 use crate::error::Loss;
@@ -90,8 +90,7 @@ struct Core {
 
 struct State {
     schedule: Schedule,
-    /// Exists while the task does.
-    task: Weak<()>,
+    task: StartedTask,
     /// Whether the client was dropped, which ends the task.
     ended: bool,
 }
@@ -112,7 +111,7 @@ impl Watchdog {
                 background,
                 state: Mutex::new(State {
                     schedule: Schedule::new(lease),
-                    task: Weak::new(),
+                    task: StartedTask::default(),
                     ended: false,
                 }),
                 wake_sooner: Notify::new(),
@@ -146,7 +145,7 @@ impl Watchdog {
     pub(crate) fn watch_at(&self, hold: &Arc<Hold>, now: Instant) {
         let state = &mut *self.core.state.lock();
         self.core.watch(&mut state.schedule, hold, now);
-        if state.task.strong_count() > 0 {
+        if state.task.is_running() {
             if state.schedule.wakes_too_late() {
                 self.core.wake_sooner.notify_one();
             }
@@ -200,14 +199,17 @@ impl Core {
 
     /// Starts the task: again, if it ran in a runtime that has `ended`.
     fn start_task(self: &Arc<Core>, state: &mut State, ended: Option<Id>) {
-        let runs = Arc::new(());
-        state.task = Arc::downgrade(&runs);
         state.schedule.started(Instant::now());
-        let task = Box::pin(run_task(self.clone(), runs));
-        match ended {
-            None => self.background.spawn_task(task),
-            Some(ended) => self.background.spawn_after(ended, task),
-        }
+        let core = self.clone();
+        let restart = move |ended| {
+            let state = &mut *core.state.lock();
+            state.task = StartedTask::default();
+            if !state.ended && state.schedule.len() > 0 {
+                core.start_task(state, Some(ended));
+            }
+        };
+        let work = run_task(self.clone());
+        state.task = self.background.start(ended, work, restart);
     }
 
     /// Has the schedule watch a hold, unless that has ended.
@@ -325,7 +327,7 @@ impl Core {
         let wakes_at = schedule.plan_wake(Instant::now(), batches_in_flight, first_renewal);
         let wakes_at = wakes_at.filter(|_| !state.ended);
         if wakes_at.is_none() {
-            state.task = Weak::new();
+            state.task = StartedTask::default();
         }
         wakes_at
     }
@@ -393,13 +395,7 @@ impl Drop for InFlight {
 }
 
 /// The task. If its runtime ends before the last hold, the task continues in another one that the client has used.
-async fn run_task(core: Arc<Core>, runs: Arc<()>) {
-    let mut restart = RestartOnDrop {
-        core: core.clone(),
-        _runs: runs,
-        runtime: Handle::current().id(),
-        ended: false,
-    };
+async fn run_task(core: Arc<Core>) {
     let mut renewals = JoinSet::new();
     loop {
         {
@@ -413,7 +409,7 @@ async fn run_task(core: Arc<Core>, runs: Arc<()>) {
             core.release(&overdue);
         }
         let Some(wake) = core.plan_wake(renewals.len()) else {
-            break;
+            return;
         };
         tokio::select! {
             biased;
@@ -431,30 +427,6 @@ async fn run_task(core: Arc<Core>, runs: Arc<()>) {
             }
             () = core.wake_sooner.notified() => {}
             () = sleep_until(wake) => {}
-        }
-    }
-    restart.ended = true;
-}
-
-/// Starts the task again in another runtime if it is dropped before it has ended.
-struct RestartOnDrop {
-    core: Arc<Core>,
-    _runs: Arc<()>,
-    runtime: Id,
-    /// The task has ended by itself. If it is needed again, another one has already been started.
-    ended: bool,
-}
-
-impl Drop for RestartOnDrop {
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        let core = &self.core;
-        let state = &mut *core.state.lock();
-        state.task = Weak::new();
-        if !state.ended && state.schedule.len() > 0 {
-            core.start_task(state, Some(self.runtime));
         }
     }
 }

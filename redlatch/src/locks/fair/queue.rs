@@ -484,7 +484,7 @@ impl<'a> FairQueue<'a> {
     /// Wakes the head. If it does not receive the message (it has died, or is reconnecting), also
     /// wakes the next waiter, and so on until one receives it: that waiter then learns how long the
     /// others keep their turns. Returns whether the head received the message.
-    pub(super) fn wake_head(&mut self) -> Result<bool> {
+    pub(crate) fn wake_head(&mut self) -> Result<bool> {
         let mut position = 0;
         while let Some(owner) = self.owner_at(position)? {
             if self.wake_one(&owner) {

@@ -37,6 +37,8 @@ enum Move {
         keep: u32,
         lease: u32,
     },
+    /// A waiter for an object of the other kind, which the head has overtaken, gives up before another one.
+    GiveUpOther,
     /// A party that excludes others holds the object, or waits for it before two others, and releases it. So several are
     /// served in one step. `afresh`: when the store has lost all, and all parties are connected.
     ServeSeveral {
@@ -97,6 +99,7 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(party, keep, lease)| Move::Release { party, keep, lease }),
         8 => (several, any::<bool>())
             .prop_map(|(how, afresh)| Move::ServeSeveral { how, afresh }),
+        2 => Just(Move::GiveUpOther),
         32 => (0..3usize).prop_map(|place| Move::ReleaseHeld { place }),
         6 => (0..3usize).prop_map(|place| Move::GiveUp { place }),
         4 => (party.clone(), lease).prop_map(|(party, lease)| Move::Renew { party, lease: lease - 1 }),
@@ -184,7 +187,7 @@ async fn acquire(
 }
 
 /// What histories of both objects cover.
-const CASES: [&str; 14] = [
+const CASES: [&str; 15] = [
     "a release granted it to several",
     "the head retried",
     "another waiter retried",
@@ -195,6 +198,7 @@ const CASES: [&str; 14] = [
     "a release granted it",
     "the head gave up, and others were granted it",
     "a waiter behind the head gave up",
+    "a waiter for the other object gave up before another one",
     "a hold had ended",
     "a hold was renewed",
     "waiters timed out",
@@ -251,8 +255,13 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             record("enough permits are free for a waiter behind the head");
         }
         let at = |place: usize| (0..PARTIES).find(|&party| position(party) == Some(place));
-        let release = async |harness: &mut Differential, party, keep, n| {
-            let hold = hold(party, 1);
+        let start_afresh = async |harness: &mut Differential| {
+            for key in all_keys(&sides("", "name").0.keys) {
+                harness.remove(key).await;
+            }
+            subscribe(harness, u8::MAX).await;
+        };
+        let release_hold = async |harness: &mut Differential, hold: Hold, keep, n| {
             let lease = (n > 0).then(|| lease(n));
             let params = ReleaseParams {
                 hold: &hold,
@@ -260,6 +269,9 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
                 lease,
             };
             harness.step(&hold.kind.release(params)).await
+        };
+        let release = async |harness: &mut Differential, party, keep, n| {
+            release_hold(harness, hold(party, 1), keep, n).await
         };
         match next_move {
             Move::Acquire(args) => {
@@ -303,10 +315,7 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             }
             Move::ServeSeveral { how, afresh } => {
                 if *afresh {
-                    for key in all_keys(&sides("", "name").0.keys) {
-                        harness.remove(key).await;
-                    }
-                    subscribe(harness, u8::MAX).await;
+                    start_afresh(harness).await;
                 }
                 let order = match how {
                     Several::GivingUp => [0, 4, 1, 3],
@@ -343,6 +352,22 @@ fn compare(object: Object) -> BTreeMap<&'static str, u32> {
             }
             Move::Release { party, keep, lease } => {
                 let _ = release(harness, *party, *keep, *lease).await;
+            }
+            Move::GiveUpOther => {
+                start_afresh(harness).await;
+                let args = AcquireMove::waiting(false);
+                acquire(harness, object, &args, 4).await;
+                acquire(harness, object, &args, 0).await;
+                let _ = release(harness, 4, 0, 0).await;
+                acquire(harness, object.other(), &args, 1).await;
+                acquire(harness, object, &args, 3).await;
+                acquire(harness, object, &args, 0).await;
+                let queue = state(harness).1.len();
+                let other = object.other().hold(1, 1);
+                let refused = release_hold(harness, other, 0, 0).await.is_err();
+                if refused && (queue, state(harness).1.len()) == (2, 1) {
+                    record("a waiter for the other object gave up before another one");
+                }
             }
             Move::ReleaseHeld { place } => {
                 let holder = held.get(*place);

@@ -20,8 +20,11 @@ local left = 0
 if keep == '0' then
     local head = redis.call('LINDEX', KEYS[2], 0)
     left = head and left_for(head) or 0
-    -- Also if another program has overwritten the object's key.
-    leave(field)
+    -- Also if another program has overwritten the object's key. Then, and in the queue of an object of the other kind, the
+    -- message that woke this owner is now meant for the next waiter.
+    if leave(field) and refused then
+        wake_head(ARGV[2])
+    end
 end
 if refused then
     return refused

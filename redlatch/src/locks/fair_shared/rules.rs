@@ -106,8 +106,11 @@ pub(super) fn release<'a>(
             let mut left = 0;
             if keep == 0 {
                 left = queue.left_for_head().unwrap_or(0);
-                // Also if another program has overwritten the object's key.
-                queue.leave(field)?;
+                // Also if another program has overwritten the object's key. Then, and in the queue of an object of the
+                // other kind, the message that woke this owner is now meant for the next waiter.
+                if queue.leave(field)?.is_some() && held.is_err() {
+                    queue.wake_head()?;
+                }
             }
             let is_held = held?.iter().any(|it| it.field == field);
             if keep > 0 {
@@ -215,7 +218,8 @@ mod tests {
     use crate::locks::fair::FairTimes;
     use crate::step::differential::hold_with;
 
-    /// They have one queue. The waiter behind the head is woken, and its request is refused.
+    /// They have one queue. The waiter behind the head is woken, its request is refused, and it leaves the queue. The next one, for
+    /// which the object is free, is woken then.
     #[test]
     fn waiter_of_another_kind_is_not_granted_the_object() {
         let (read, _) = sides("", "name");
@@ -238,20 +242,31 @@ mod tests {
             let waits = |keyspace: &mut Keyspace, hold: &Hold| {
                 assert!(matches!(request(keyspace, hold), Ok(Outcome::Wait(_))));
             };
-            let [head, other] = [hold("one", reads), hold("two", !reads)];
+            let [head, next] = ["one", "three"].map(|owner| hold(owner, reads));
+            let other = hold("two", !reads);
             let queue = &mut FairQueue::new(&mut keyspace, &read.keys);
             queue.push_front(&head.field, i64::MAX / 2).unwrap();
             waits(&mut keyspace, &other);
+            waits(&mut keyspace, &next);
             keyspace.take_published();
+            let is_woken = |keyspace: &mut Keyspace, waiter: &Hold| {
+                let published = keyspace.take_published();
+                let published = published.iter().map(|it| (&*it.channel, it.payload));
+                let woken = (waiter.waiter_channel.as_deref().unwrap(), 0);
+                assert_eq!(Vec::from_iter(published), [woken]);
+            };
             assert_eq!(request(&mut keyspace, &head), Ok(Outcome::ACQUIRED));
-            let published = keyspace.take_published();
-            let published: Vec<_> = published
-                .iter()
-                .map(|it| (&*it.channel, it.payload))
-                .collect();
-            assert_eq!(published, [(other.waiter_channel.as_deref().unwrap(), 0)]);
+            is_woken(&mut keyspace, &other);
             let refused = request(&mut keyspace, &other).unwrap_err();
             assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+            let leaves = ReleaseParams {
+                hold: &other,
+                keep: 0,
+                lease: None,
+            };
+            other.kind.release(leaves).apply(&mut keyspace).unwrap_err();
+            is_woken(&mut keyspace, &next);
+            assert_eq!(request(&mut keyspace, &next), Ok(Outcome::ACQUIRED));
         }
     }
 

@@ -107,7 +107,7 @@ pub(super) struct MemberRequests {
 impl MemberRequests {
     /// Requests missing members in the background for as long as the lock is held.
     pub(super) fn start(self, first: &Session) {
-        first.background.spawn_task(Box::pin(self.run()));
+        first.background.spawn_task(self.run());
     }
 
     async fn run(self) {

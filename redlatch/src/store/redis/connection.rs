@@ -501,14 +501,19 @@ impl ReconnectingConnection {
         let live = self.get_or_connect().await?;
         self.record_subscribing(live.generation, channel)?;
         let subscribed = self.set_subscribed(&live, true, channel, room).await;
-        self.subscribed(channel, &subscribed);
+        self.subscribed(&live, channel, &subscribed);
         subscribed?;
         self.record_answer(&live);
         Ok(())
     }
 
-    /// Handles the answer to a subscription.
-    pub(super) fn subscribed(&self, channel: &str, answer: &Result<(), ExchangeError>) {
+    /// Handles the answer to a subscription on this connection.
+    pub(super) fn subscribed(
+        &self,
+        live: &LiveConnection,
+        channel: &str,
+        answer: &Result<(), ExchangeError>,
+    ) {
         use ExchangeError::{Busy, NotExecuted, Unanswered};
         // Refused here, so there is nothing to end, and nothing to restore on later connections. A
         // failure that passes changes nothing: others may have subscribed before, and what is
@@ -518,6 +523,16 @@ impl ReconnectingConnection {
             Ok(()) | Err(Unanswered(_) | NotExecuted(_) | Busy(_))
         ) {
             self.channels.lock().remove(channel);
+        }
+        if let Err(failure) = answer {
+            self.leave_without_login(live, failure);
+        }
+    }
+
+    /// Leaves this connection if the failure says that its login has ended: the next one logs in again.
+    pub(super) fn leave_without_login(&self, live: &LiveConnection, failure: &ExchangeError) {
+        if let ExchangeError::Permanent(Error::AuthenticationFailed { .. }) = failure {
+            self.leave(live);
         }
     }
 
@@ -1200,7 +1215,7 @@ mod tests {
             matches!(failed, Err(ExchangeError::NotExecuted(_))),
             "{failed:?}"
         );
-        pubsub.subscribed("c", &failed);
+        pubsub.subscribed(&ended, "c", &failed);
         pubsub.get_or_connect().await.unwrap();
         until_subscribed(&server, 1).await;
     }

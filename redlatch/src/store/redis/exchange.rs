@@ -454,12 +454,10 @@ impl<'a> CommandRequest<'a> {
                 self.topology.use_slots();
                 ExchangeError::CrossSlot(error.to_string())
             }
-            // A login that has expired: the next connection logs in again.
-            failure @ ExchangeError::Permanent(Error::AuthenticationFailed { .. }) => {
-                connection.leave(live);
+            failure => {
+                connection.leave_without_login(live, &failure);
                 failure
             }
-            failure => failure,
         }
     }
 
@@ -652,7 +650,7 @@ impl Sender<'_> {
         let mut subscribed = Ok(());
         if let Some((channel, subscribing)) = subscribing {
             subscribed = live.answer(subscribing).await.and_then(accepted);
-            connection.subscribed(channel, &subscribed);
+            connection.subscribed(live, channel, &subscribed);
         }
         let answer = live.reply(step).await;
         if let Err(failure) = subscribed {
@@ -743,6 +741,34 @@ mod tests {
             "{refused:?}"
         );
         assert!(client.lock("a").try_lock().await.unwrap().is_some());
+    }
+
+    /// In a cluster, subscriptions have a connection of their own.
+    #[tokio::test]
+    async fn login_that_has_ended_is_repeated_for_subscriptions() {
+        let server = Server::start_with(&["--cluster-enabled", "yes"]);
+        let () = server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        let () = server.command(&["ACL", "SETUSER", "w", "on", ">p", "~*", "&*", "+@all"]);
+        let url = server.url().replace("redis://", "redis+cluster://w:p@");
+        let [holder, client] = [Client::connect(&url).await, Client::connect(&url).await];
+        let (held, client) = (holder.unwrap().lock("a").lock().await, client.unwrap());
+        let lock = client.lock("a");
+        let node = redis_of(&client).topology.known_node("a").unwrap();
+        let live = node.pubsub().get_or_connect().await.unwrap();
+        let () = server.command(&["CONFIG", "SET", "requirepass", "other"]);
+        live.query(&Cmd::of(&["RESET"])).await.unwrap();
+        let refused = lock.lock().await.unwrap_err();
+        assert!(
+            matches!(refused, Error::AuthenticationFailed { .. }),
+            "{refused:?}"
+        );
+        let waiting = tokio::spawn(async move { lock.lock().await.map(drop) });
+        let channels = client.session.waiting.channels.clone();
+        while !channels.is_subscribed("redisson_lock__channel:{a}") && !waiting.is_finished() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        held.unwrap().unlock().await.unwrap();
+        waiting.await.unwrap().unwrap();
     }
 
     /// The subscription is refused for now, and the step behind it is executed.

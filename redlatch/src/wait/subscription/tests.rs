@@ -1,7 +1,9 @@
 use super::*;
+use crate::Embedded;
+use crate::background::Background;
 use crate::name::KeyLayout;
 use crate::wait::WaitQueues;
-use crate::wait::tests::{queues, scripted};
+use crate::wait::tests::{queues, queues_of, runtime_of, scripted};
 use crate::wait::waiter::Waiter;
 
 const LINGER: Duration = Duration::from_secs(10);
@@ -106,6 +108,36 @@ async fn linger_time_starts_after_last_waiter() {
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(queues.channels.subscriptions(), 0);
     assert!(queues.channels.entries.lock().is_empty());
+}
+
+/// A client may outlive the runtimes of its requests.
+#[test]
+fn subscription_ends_although_the_runtime_of_its_last_waiter_has_ended() {
+    let background = Background::default();
+    let queues = queues_of(&Embedded::new(), background.clone());
+    let staying = runtime_of(&background);
+    for leaves_before in [true, false] {
+        let ending = runtime_of(&background);
+        ending.block_on(async {
+            let waiter = join(&queues, "object");
+            waiter.subscription.begin();
+            queues.channels.confirm(waiter.channel());
+            let waiting = async move {
+                let _waiter = waiter;
+                std::future::pending::<()>().await;
+            };
+            match leaves_before {
+                true => drop(waiting),
+                false => drop(tokio::spawn(waiting)),
+            }
+            tokio::task::yield_now().await;
+        });
+        drop(ending);
+        assert_eq!(queues.channels.subscriptions(), 1);
+        staying.block_on(async { tokio::time::sleep(2 * LINGER).await });
+        assert_eq!(queues.channels.subscriptions(), 0, "{leaves_before}");
+        assert!(queues.channels.entries.lock().is_empty());
+    }
 }
 
 /// The values of a group share a channel.

@@ -34,6 +34,8 @@ fn fork_children(url: &str) {
     let settings = || Client::builder().client_id("worker");
     // The parent has numbered owners, also that of its thread.
     let _ = (Owner::new(), blocking::current_thread());
+    let kept = runtime();
+    kept.block_on(async { Owner::new() });
     for is_first in [true, false] {
         in_child(|| {
             let client = blocking::Client::with(settings(), url).unwrap();
@@ -49,7 +51,20 @@ fn fork_children(url: &str) {
                 assert_eq!(acquired.is_some(), is_first);
             });
         });
+        // Also in a runtime that the parent has used.
+        in_child(|| {
+            kept.block_on(async {
+                let named = Owner::new();
+                let client = settings().connect(url).await.unwrap();
+                let request = |name| client.lock(name).try_lock().lease(LONG);
+                for request in [request("anonymous"), request("named").owner(named)] {
+                    let acquired = ManuallyDrop::new(request.await.unwrap());
+                    assert_eq!(acquired.is_some(), is_first);
+                }
+            });
+        });
     }
+    child_flushes_nothing_of_its_parent(url, &kept);
     let before = runtime();
     let lazy = before.block_on(async { settings().connect_lazy(url) });
     let clients = [before.block_on(Client::connect(url)), lazy].map(Result::unwrap);
@@ -78,6 +93,23 @@ fn fork_children(url: &str) {
     let guard = guard.unwrap();
     let holder = runtime().block_on(lock.holder()).unwrap();
     assert_eq!(holder.map(|holder| holder.owner), Some(guard.owner_id()));
+}
+
+/// The registry has an entry of a hold that the parent has released just now.
+fn child_flushes_nothing_of_its_parent(url: &str, undriven: &tokio::runtime::Runtime) {
+    let settings = Client::builder().watchdog_lease(10 * LONG);
+    let client = undriven.block_on(async {
+        let client = settings.connect(url).await.unwrap();
+        let guard = held(&client.lock("registered")).await;
+        until("it is registered", async || {
+            let state = client.inspect("registered").await.unwrap().unwrap();
+            state.holders()[0].registered.is_some()
+        })
+        .await;
+        free(guard).await;
+        client
+    });
+    in_child(|| runtime().block_on(within_limit("flushed", client.flush())));
 }
 
 /// Runs `work` in a child process, which must succeed.
