@@ -39,8 +39,8 @@ pub(crate) async fn run_in_thread<T: Send + 'static>(
     result.await.map_err(io::Error::other)
 }
 
-/// Starts a runtime for one thread. Without descriptors for its handling of signals, tokio panics.
-/// So those of a runtime are tried first: six.
+/// Starts a runtime for one thread. Without descriptors for its handling of signals, which other crates of
+/// the workspace enable, tokio panics. So those of a runtime are tried first: six.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let tried: io::Result<Vec<_>> = (0..3).map(|_| UnixStream::pair()).collect();
     tried
