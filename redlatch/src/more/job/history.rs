@@ -35,7 +35,7 @@ pub struct History {
 pub struct RunRecord {
     /// The time for which it was scheduled.
     pub slot: SystemTime,
-    /// 1, and more if its machine died and another one repeated it.
+    /// 1, and more if it repeats a run [without an end](super::Scheduled::retry).
     pub attempt: u32,
     /// What has become of it.
     pub state: RunState,

@@ -37,7 +37,7 @@ pub enum CatchUp {
     /// They are missed, if they cannot begin within a minute after the longest jitter.
     #[default]
     None,
-    /// The latest of them runs as soon as possible.
+    /// The latest of them runs as soon as possible, if the job has run with this schedule before.
     Last,
 }
 

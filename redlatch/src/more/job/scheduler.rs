@@ -86,7 +86,7 @@ impl Run {
         self.slot
     }
 
-    /// Returns 1, or more if a machine that ran this firing before has died.
+    /// Returns 1, or more if the [run before has no end](Scheduled::retry).
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -196,10 +196,12 @@ impl Scheduled {
         self
     }
 
-    /// Sets how often a firing is repeated if the machine that ran it dies, or cannot reach the store
-    /// for longer than the lease. Default 0, because such a run may have done its work. Work that
-    /// has ended is never repeated, also if it has failed. If a later firing has begun meanwhile,
-    /// the run is not repeated either. At most 19.
+    /// Sets how often a firing is repeated, by any machine of the job, if its run has no end: the machine
+    /// has died, or the lock was lost, because the machine could not reach the store for longer than the
+    /// lease, or because it was revoked or forced open. Default 0, because such a run may have done its
+    /// work. Work that has ended is never repeated, also if it has failed, unless the store refuses for
+    /// a minute to record the end. If a later firing has begun meanwhile, the run is not repeated
+    /// either. At most 19.
     #[must_use]
     pub fn retry(mut self, retries: u32) -> Scheduled {
         self.retries = retries;
@@ -241,8 +243,8 @@ impl Scheduled {
     ///
     /// # Errors
     ///
-    /// [`InvalidName`](Error::InvalidName), [`InvalidSetting`](Error::InvalidSetting) and what the
-    /// store refuses for good at the beginning, such as
+    /// [`InvalidName`](Error::InvalidName), [`InvalidSetting`](Error::InvalidSetting),
+    /// [`NoRuntime`](Error::NoRuntime), and what the store refuses for good at the beginning, such as
     /// [`AuthenticationFailed`](Error::AuthenticationFailed). Later it logs errors and continues,
     /// and waits through outages.
     ///
