@@ -3,6 +3,9 @@
 //! Each work has a number. What a work begins while it is polled or dropped has the number of that
 //! work as its *origin*: a flush waits for the works that had begun before, and for all that these
 //! have led to, and for no other.
+//!
+//! A client may be used in several runtimes, and outlive them. What its runtime drops before it has begun begins in another one.
+//! Tasks of which the client has one at most (the watchdog) start again in another one.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,14 +127,10 @@ impl Background {
         Ok(())
     }
 
-    /// Returns the runtime for new work: the client's own, else the current one, else the one used last that is alive. A
-    /// client may outlive the runtime in which it was created (a static client in tests).
-    pub(crate) fn runtime(&self) -> Option<Handle> {
-        self.runtime_after(None)
-    }
-
-    /// The same; after the end of a runtime, the one of the others that was used last.
-    fn runtime_after(&self, ended: Option<Id>) -> Option<Handle> {
+    /// Returns the runtime for new work: the client's own, else the current one, else the one used last that is alive. If one
+    /// has `ended`: of the others, the one used last. A client may outlive the runtime in which it was created (a static client in
+    /// tests).
+    pub(crate) fn runtime(&self, ended: Option<Id>) -> Option<Handle> {
         self.0.creator.check().ok()?;
         if ended.is_none()
             && let Some(runtime) = self
@@ -172,7 +171,7 @@ impl Background {
     }
 
     fn spawn_after(&self, ended: Option<Id>, work: Boxed<'static, ()>, restart: Restart) {
-        if let Some(runtime) = self.runtime_after(ended) {
+        if let Some(runtime) = self.runtime(ended) {
             runtime.spawn(task(TaskWork {
                 background: self.clone(),
                 runtime: runtime.id(),
@@ -748,7 +747,8 @@ mod tests {
         for _ in 0..9 {
             drop(start(&background));
         }
-        assert_eq!(background.runtime().unwrap().id(), idle.handle().id());
+        let runtime = background.runtime(None).unwrap();
+        assert_eq!(runtime.id(), idle.handle().id());
         assert_eq!(tasks(), 1);
         drop(background);
         idle.block_on(tokio::task::yield_now());

@@ -149,7 +149,7 @@ impl crate::Client {
     /// # Ok(()) }
     /// ```
     pub fn blocking(&self) -> Result<Client> {
-        let runtime = self.background().runtime().ok_or(Error::NoRuntime)?;
+        let runtime = self.background().runtime(None).ok_or(Error::NoRuntime)?;
         Ok(Blocking {
             inner: self.clone(),
             worker: Worker::shared(runtime),
