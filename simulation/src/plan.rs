@@ -194,7 +194,7 @@ impl Plan {
         let mut random = Random::new(seed ^ 0x5eed_0f00_d1ce);
         let millis = Duration::from_millis;
         let jobs = draw_jobs(seed);
-        let processes = 1 + random.below(3);
+        let processes = (1 + random.below(3)).max(if jobs.is_empty() { 1 } else { 2 });
         let mut lease = millis(900 + 300 * random.below(8) as u64);
         let duration = random.between(lease, lease * 4);
         let mut names = draw_names(&mut random);

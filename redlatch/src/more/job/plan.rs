@@ -259,6 +259,8 @@ impl Firing {
             Begun::Lasts { attempt, .. } if attempt <= self.retries => State::Watching,
             // What has the lock may be a machine that dies before it repeats the run.
             Begun::Vacant if self.state == State::Watching => State::Watching,
+            // Later slots are early, too, and one of them may have the lock to find that out.
+            Begun::Vacant if self.state == State::Early && !late(self.due, now) => State::Early,
             Begun::Vacant if asked && self.catch_up == CatchUp::Last => State::Blocked,
             Begun::Early(_) => State::Early,
             _ => State::Undecided,

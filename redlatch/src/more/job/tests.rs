@@ -532,6 +532,24 @@ fn early_firing_is_late_a_minute_after_it_may_begin() {
     }
 }
 
+/// Its own later firing, or another machine's, has the lock for a moment, because it is early as well.
+#[test]
+fn early_firing_does_not_give_way_to_one_that_is_early_too() {
+    for (catch_up, after, gives_way) in [
+        (CatchUp::None, SECOND, None),
+        (CatchUp::Last, SECOND, None),
+        // Only the latest of them runs.
+        (CatchUp::Last, 2 * TOLERANCE, Some(Ending::Elsewhere)),
+    ] {
+        let mut firing = firing(0, catch_up);
+        let slot = firing.slot;
+        firing.replied(Begun::Early(2 * SECOND), false, slot);
+        let now = slot + 2 * SECOND + after;
+        assert_eq!(firing.replied(Begun::Vacant, true, now), Next::Lock(SECOND));
+        assert_eq!(firing.gives_way(), gives_way, "{catch_up:?} {after:?}");
+    }
+}
+
 /// A machine that begins a firing late by its jitter has as much time as one that begins at once.
 #[test]
 fn jitter_of_a_firing_is_no_delay() {
