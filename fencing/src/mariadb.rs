@@ -4,7 +4,7 @@
 use sqlx::Connection;
 use sqlx::{Error, MySqlConnection};
 
-/// The table and the procedure that check tokens: a script for the client `mariadb`, with `DELIMITER`.
+/// The table and the procedure that check tokens: a script for the client `mariadb`, with `DELIMITER`. For a migration that runs once: it fails if they exist.
 pub const SCHEMA: &str = include_str!("mariadb.sql");
 
 #[cfg(feature = "testing")]

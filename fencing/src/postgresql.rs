@@ -2,7 +2,7 @@
 
 use tokio_postgres::{Client, Error, Transaction};
 
-/// The table and the function that check tokens.
+/// The table and the function that check tokens. For a migration that runs once: it fails if they exist.
 pub const SCHEMA: &str = include_str!("postgresql.sql");
 
 #[cfg(feature = "testing")]

@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use rusqlite::TransactionBehavior;
 use rusqlite::{Error, Transaction, ffi};
 
-/// The table and the trigger that check tokens.
+/// The table and the trigger that check tokens. For a migration that runs once: it fails if they exist.
 pub const SCHEMA: &str = include_str!("sqlite.sql");
 
 #[cfg(feature = "testing")]

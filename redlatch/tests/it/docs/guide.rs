@@ -34,8 +34,10 @@ async fn elections() -> Result<()> {
     let client = redlatch::Client::connect("redis://127.0.0.1:6379").await?;
     let election = client.election("scheduler");
     loop {
-        // Waits until this candidate leads. Candidates lead in the order in which they campaigned.
-        let leadership = match election.campaign("10.0.0.7:8080").await {
+        // Waits until this candidate leads. Candidates lead in the order in which they campaigned. Without a limit it also waits
+        // through outages of the store; by default it fails after 3 s of one.
+        let campaign = election.campaign("10.0.0.7:8080").outage_limit(None);
+        let leadership = match campaign.await {
             // This process was stopped, and learned of its election when that had ended.
             Err(redlatch::Error::Lost { .. }) => continue,
             elected => elected?,
