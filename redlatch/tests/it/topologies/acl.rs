@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 
 use redlatch::inspect::{Event, ObjectState};
+use redlatch::job::{Cron, RunState, Scheduled};
 use redlatch_testkit::{Ca, LOOPBACK, TlsPlan};
+use tokio::sync::{Notify, oneshot, watch};
 
 use crate::common::prelude::*;
 use crate::common::secured::{PREFIX, Rules, Secured, login, rules};
@@ -127,6 +129,9 @@ async fn everything(client: &Client, other: &Client) {
     joined("its turn", waiting).await;
     assert!(!lock.write().force_unlock().await.unwrap());
 
+    let job = running_job(client, &name("job")).await;
+    assert!(job.scheduled.job().history().await.unwrap().is_some());
+    job.end().await;
     let once = client.once(&name("once"), "a slot");
     assert!(once.run(async {}).await.unwrap().is_ok());
     let semaphore = client.semaphore(&name("semaphore"));
@@ -153,6 +158,49 @@ async fn everything(client: &Client, other: &Client) {
     let mut all = client.list("*");
     while all.next().await.unwrap().is_some() {}
     until_subscribed(other, 0).await;
+}
+
+/// A run of a job that lasts until it is told to end.
+struct RunningJob {
+    scheduled: Scheduled,
+    ends: Arc<Notify>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<redlatch::Result<()>>,
+}
+
+async fn running_job(client: &Client, name: &str) -> RunningJob {
+    let each_second = Cron::parse("* * * * * *").unwrap();
+    let scheduled = client.job(name).schedule(each_second);
+    let ((begins, mut begun), (stop, stopped)) = (watch::channel(false), oneshot::channel());
+    let ends = Arc::new(Notify::new());
+    let task = tokio::spawn({
+        let (scheduled, ends) = (scheduled.clone(), ends.clone());
+        let stopped = async { drop(stopped.await) };
+        async move {
+            let work = async |_| {
+                begins.send_replace(true);
+                ends.notified().await;
+            };
+            scheduled.run_until(stopped, work).await
+        }
+    });
+    within_limit("a run", begun.wait_for(|begun| *begun))
+        .await
+        .unwrap();
+    RunningJob {
+        scheduled,
+        ends,
+        stop,
+        task,
+    }
+}
+
+impl RunningJob {
+    async fn end(self) {
+        drop(self.stop);
+        self.ends.notify_one();
+        joined("the job", self.task).await;
+    }
 }
 
 /// Returns the commands that were called, as the rules spell them.
@@ -220,6 +268,9 @@ async fn operator_can_inspect_but_not_change() {
     let permit = semaphore.acquire().await.unwrap();
     let latch = client.count_down_latch(&unique("latch"));
     latch.try_set_count(1).await.unwrap();
+    let election = client.election(&unique("election"));
+    let leadership = election.campaign("value").await.unwrap();
+    let job = running_job(&client, &unique("job")).await;
 
     let settings = secured.settings_of(operator, Client::builder());
     let operator = settings.connect(&secured.server.url()).await.unwrap();
@@ -228,13 +279,18 @@ async fn operator_can_inspect_but_not_change() {
     while all.next().await.unwrap().is_some() {
         seen += 1;
     }
-    assert_eq!(seen, 6);
+    assert_eq!(seen, 8);
     let mut watch = operator.watch(&format!("{PREFIX}*"));
     for _ in 0..seen {
         assert_matches!(done("an event", watch.next()).await, Event::Changed { .. });
     }
     let key = format!("{PREFIX}{name}");
     assert!(operator.inspect(&key).await.unwrap().is_some());
+    let election = operator.election(&format!("{PREFIX}{}", election.name()));
+    assert!(election.leader().await.unwrap().is_some());
+    let jobs = operator.jobs("*").await.unwrap();
+    let history = operator.job(&jobs[0]).history().await.unwrap();
+    assert_eq!(history.unwrap().runs[0].state, RunState::Running);
     assert_eq!(denied(secured.server.plain()), [""; 0]);
 
     assert_refused(operator.lock(&key).force_unlock().await);
@@ -245,6 +301,8 @@ async fn operator_can_inspect_but_not_change() {
     free(fair).await;
     free(reader).await;
     permit.release().await.unwrap();
+    leadership.resign().await.unwrap();
+    job.end().await;
 }
 
 #[tokio::test]
