@@ -10,8 +10,9 @@
 //!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
 //! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason
 //!    only. Then points 3 and 4 do not apply. A revoked hold may also be the owner's next one, if a
-//!    promoted replica lacks the release of the first, or a slot moved meanwhile. Points 3 and 4 do
-//!    not apply either if the hold became a ticket whose lease has ended. The guard of a revoked
+//!    promoted replica lacks the release of the first, or a slot moved meanwhile; or one that the
+//!    store had granted to a request of the same owner which gave up during a fault. Points 3 and 4
+//!    do not apply either if the hold became a ticket whose lease has ended. The guard of a revoked
 //!    hold must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
 //! 6. A guard must be invalid after the first limit of its request ([`Rule::ValidTooLong`]): a
 //!    fixed lease, `at_most`, or `fed_every` since it was fed. It may be lost at that limit, not
@@ -22,7 +23,7 @@ use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Limits, Section};
-use crate::names::locks_of;
+use crate::names::{has_queue, locks_of};
 
 /// Which holds may be lost during a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,14 +233,16 @@ pub(super) fn revoked_from(history: &History, section: &Section) -> Option<Time>
 /// A release removes the requests for its owner. If a promoted replica lacks that release, or a
 /// slot moved meanwhile, they concern the owner's next hold, too, and those after it whose releases
 /// are lost as well. (Of a read-write lock only holds of the writer: what the owner reads in between
-/// changes nothing.)
+/// changes nothing.) The store may also have granted the hold to an earlier request of the owner.
 fn requests_since(history: &History, section: &Section) -> Time {
     let of_owner = history
         .sections
         .iter()
         .filter(|one| one.same_owner(section) && one.request.name == section.request.name)
         .filter(|one| one.request.mode == section.request.mode);
-    let ends = of_owner.filter_map(|one| Some((one.held_span()?.1, one)));
+    let ends = of_owner
+        .clone()
+        .filter_map(|one| Some((one.held_span()?.1, one)));
     let mut ends: Vec<(Time, &Section)> = ends.collect();
     ends.sort_by_key(|&(end, _)| std::cmp::Reverse(end));
     let release_may_be_lost = |end: Time, before: &Section| {
@@ -256,15 +259,49 @@ fn requests_since(history: &History, section: &Section) -> Time {
             || moves.any(|&(from, until)| from <= end && end <= until)
     };
     let mut begun = hold_begun(history, section);
+    let mut last_release = None;
     for (end, before) in ends {
         if end <= begun {
             if !release_may_be_lost(end, before) {
+                last_release = Some(end);
                 break;
             }
             begun = hold_begun(history, before);
         }
     }
-    begun
+    let of_others = history
+        .sections
+        .iter()
+        .filter(|one| !one.same_owner(section) && one.request.name == section.request.name);
+    let of_others = of_others.filter_map(|one| Some(one.valid_span()?.0));
+    let other_held = of_others.filter(|&acquired| acquired <= begun).max();
+    let granted = of_owner
+        .filter(|one| may_have_been_granted(history, one, last_release, begun))
+        .map(|one| one.requested.max(other_held.unwrap_or(one.requested)));
+    granted.min().unwrap_or(begun).min(begun)
+}
+
+/// Returns whether the store may have granted to this request of an owner, which gave up, what the
+/// next request of the owner got at `begun`.
+///
+/// A fair lock is granted to a waiting request that need not know it. If that gives up during a
+/// fault, and its withdrawal does not reach the store before the owner's next request, that one
+/// takes the hold as it is. `last_release`: of the owner, after which the store had nothing of it.
+fn may_have_been_granted(
+    history: &History,
+    waiting: &Section,
+    last_release: Option<Time>,
+    begun: Time,
+) -> bool {
+    let gave_up = waiting.answered.filter(|_| waiting.acquired.is_none());
+    let mut windows = history.windows.iter();
+    gave_up.is_some_and(|at| {
+        has_queue(&waiting.request.name)
+            && last_release.is_none_or(|released| released <= at)
+            && windows.any(|window| {
+                (window.from..=window.until).contains(&at) && begun <= window.until + nanos(MARGIN)
+            })
+    })
 }
 
 /// Returns when the hold of a section was requested: by it, or by an earlier section of its owner, which it re-entered.
@@ -663,6 +700,75 @@ mod tests {
         let mut other = before.clone();
         other.request.owner = Some(8);
         assert_eq!(with(&other, &next, 4600), too_early);
+    }
+
+    #[test]
+    fn request_concerns_hold_that_was_granted_to_request_that_gave_up_in_fault() {
+        let of_owner = |mut one: Section| {
+            (one.request.name, one.request.owner) = ("fair:few".to_owned(), Some(7));
+            one
+        };
+        // It waits from 1000 on, and gives up at 1900 although the store has granted the lock to it.
+        let mut waiting = of_owner(Section::new(0, 1000 * MS, section("a", 0, 0).request));
+        waiting.answered = Some(1900 * MS);
+        let mut next = of_owner(lost(4505, "Lost(Revoked)"));
+        (next.requested, next.acquired) = (3500 * MS, Some(3600 * MS));
+        let mut request = revocation(1500, 1000);
+        request.request.name = "fair:few".to_owned();
+        let with = |fault: (Time, Time), others: &[&Section]| {
+            let others = others.iter().copied().cloned();
+            let sections = [next.clone(), request.clone()].into_iter().chain(others);
+            let mut history = history(sections.collect());
+            let window = FaultWindow {
+                is_outage: false,
+                ..outage(fault.0, fault.1)
+            };
+            history.windows.push(window);
+            rules(&history, Losses::None)
+        };
+        let fault = (1200, 3400);
+        let too_early = [Rule::LostBeforeExpiry, Rule::AvoidableLoss];
+        assert_eq!(with(fault, &[&waiting]), []);
+        assert_eq!(with(fault, &[]), too_early);
+        // It gave up before the fault or after it, or the next request came long after it.
+        for (fault, explained) in [
+            ((1900, 3400), true),
+            ((1901, 3400), false),
+            ((1200, 1899), false),
+            ((1200, 2000), true),
+            ((1200, 1999), false),
+        ] {
+            assert_eq!(with(fault, &[&waiting]).is_empty(), explained, "{fault:?}");
+        }
+        // It was requested after the request to release was answered.
+        let mut later = waiting.clone();
+        for (requested, explained) in [(1510, true), (1511, false)] {
+            later.requested = requested * MS;
+            assert_eq!(with(fault, &[&later]).is_empty(), explained);
+        }
+        // The owner released the lock after it gave up: then the store had nothing of the owner.
+        for (released, explained) in [(1900, true), (1901, false)] {
+            let released = of_owner(section("a", 1200, released));
+            assert_eq!(with(fault, &[&waiting, &released]).is_empty(), explained);
+        }
+        // Another owner held the lock after the answer.
+        for (acquired, explained) in [(1510, true), (1511, false), (3500, false)] {
+            let mut other = of_owner(section("a", acquired, acquired + 1));
+            other.request.owner = None;
+            assert_eq!(with(fault, &[&waiting, &other]).is_empty(), explained);
+        }
+        // Another owner gave up.
+        let mut other = waiting.clone();
+        other.request.owner = Some(8);
+        assert_eq!(with(fault, &[&other]), too_early);
+        // A lock without a queue is not granted to a waiting request.
+        let mut sections = vec![next.clone(), request.clone(), waiting];
+        for one in &mut sections {
+            one.request.name = "lock:few".to_owned();
+        }
+        let mut plain = history(sections);
+        plain.windows.push(outage(1200, 3400));
+        assert_eq!(rules(&plain, Losses::None), too_early);
     }
 
     #[test]
