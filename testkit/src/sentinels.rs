@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::config;
 use crate::deployment::Deployment;
@@ -51,6 +52,9 @@ pub struct SentinelPlan<'a> {
 
 /// The sentinels' name for the master.
 const MASTER_NAME: &str = "mymaster";
+
+/// After this time a failover that was ordered has been aborted: its replica did not answer in time on a busy machine.
+const FAILOVER_LIMIT: Duration = Duration::from_secs(20);
 
 /// The internal timers of sentinels, in milliseconds. With these, sentinels discover each other and
 /// notice changes faster than the default 2 and 10 seconds. After they were stopped or starved,
@@ -173,23 +177,29 @@ impl Sentinels {
     ///
     /// If it takes too long.
     pub fn fail_over(&self) -> usize {
-        let old = self.master();
+        let (old, mut ordered_at) = (self.master(), None::<Instant>);
         until("a failover", || {
-            let answers = self.sentinels.iter().map(|sentinel| {
-                let result = sentinel.try_command::<()>(&["SENTINEL", "FAILOVER", MASTER_NAME]);
-                result.map_err(|error| error.to_string())
-            });
-            // One sentinel is enough. A sentinel refuses while it does not know a suitable replica.
-            let mut missing = String::new();
-            for answer in answers {
-                match answer {
-                    Ok(()) => return Ok(()),
-                    Err(error) => missing = error,
-                }
+            match self.agreed_master()? {
+                master if master != old => return Ok(master),
+                _ if ordered_at.is_none_or(|at| at.elapsed() > FAILOVER_LIMIT) => {}
+                _ => return Err(format!("it is still server {old}")),
             }
-            Err(missing)
-        });
-        self.await_new_master(old)
+            self.order_failover()?;
+            ordered_at = Some(Instant::now());
+            Err("it has just been ordered".to_owned())
+        })
+    }
+
+    /// Orders a failover from the first sentinel that does not refuse: it may not know a suitable replica.
+    fn order_failover(&self) -> Result<(), String> {
+        let mut missing = String::new();
+        for sentinel in &self.sentinels {
+            match sentinel.try_command(&["SENTINEL", "FAILOVER", MASTER_NAME]) {
+                Ok(()) => return Ok(()),
+                Err(error) => missing = error.to_string(),
+            }
+        }
+        Err(missing)
     }
 
     /// Waits until all running servers are in the same healthy state as after the start: the
