@@ -116,8 +116,9 @@ impl Background {
         }
         let current = runtime::current()?;
         let runtimes = &mut *self.0.runtimes.lock();
+        // Mostly the latest one.
         let is_current = |one: &UsedRuntime| one.handle.id() == current.id();
-        match runtimes.iter().position(is_current) {
+        match runtimes.iter().rposition(is_current) {
             Some(known) => runtimes[known..].rotate_left(1),
             None => {
                 runtimes.retain(UsedRuntime::is_alive);
@@ -127,19 +128,24 @@ impl Background {
         Ok(())
     }
 
+    /// Returns a runtime, with a stopped clock, that the client has used.
+    #[cfg(test)]
+    pub(crate) fn runtime_for_test(&self) -> tokio::runtime::Runtime {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+        let remembered = runtime.block_on(async { self.remember_runtime() });
+        remembered.unwrap();
+        runtime
+    }
+
     /// Returns the runtime for new work: the client's own, else the current one, else the one used last that is alive. If one
     /// has `ended`: of the others, the one used last. A client may outlive the runtime in which it was created (a static client in
     /// tests).
     pub(crate) fn runtime(&self, ended: Option<Id>) -> Option<Handle> {
         self.0.creator.check().ok()?;
-        if ended.is_none()
-            && let Some(runtime) = self
-                .0
-                .dedicated
-                .get()
-                .cloned()
-                .or_else(|| runtime::current().ok())
-        {
+        let dedicated = self.0.dedicated.get().cloned();
+        let preferred = || dedicated.or_else(|| runtime::current().ok());
+        if let Some(runtime) = ended.is_none().then(preferred).flatten() {
             return Some(runtime);
         }
         let runtimes = &mut *self.0.runtimes.lock();
@@ -674,20 +680,11 @@ mod tests {
         assert_eq!(background.running(), 0);
     }
 
-    /// Returns a runtime that the client has used.
-    fn start(background: &Background) -> tokio::runtime::Runtime {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().build().unwrap();
-        let remembered = runtime.block_on(async { background.remember_runtime() });
-        remembered.unwrap();
-        runtime
-    }
-
     /// The thread is in none of the runtimes.
     #[test]
     fn work_begins_in_the_latest_runtime_that_is_alive() {
         let background = Background::default();
-        let [living, ended, ending] = [(); 3].map(|()| start(&background));
+        let [living, ended, ending] = [(); 3].map(|()| background.runtime_for_test());
         let work = || {
             let (sender, receiver) = tokio::sync::oneshot::channel();
             let work = async move { sender.send(Handle::current().id()).unwrap() };
@@ -707,7 +704,7 @@ mod tests {
         assert!(work().blocking_recv().is_err(), "there is no runtime");
         assert_eq!(background.running(), 0);
         for _ in 0..9 {
-            drop(start(&background));
+            drop(background.runtime_for_test());
         }
         assert_eq!(background.0.runtimes.lock().len(), 1);
     }
@@ -722,7 +719,7 @@ mod tests {
             }
         }
         let background = Background::default();
-        let [staying, ending] = [(); 2].map(|()| start(&background));
+        let [staying, ending] = [(); 2].map(|()| background.runtime_for_test());
         let (ends, panicked) = std::sync::mpsc::channel();
         let (client, ends) = (background.clone(), Ends(ends));
         ending.spawn(async move {
@@ -738,14 +735,14 @@ mod tests {
         assert_eq!(panicked.recv(), Ok(false));
     }
 
-    /// Such a runtime keeps each task, also one that was aborted.
+    /// Such a runtime also keeps tasks that were aborted.
     #[test]
     fn runtime_that_is_not_driven_has_one_task() {
         let background = Background::default();
-        let idle = start(&background);
+        let idle = background.runtime_for_test();
         let tasks = || idle.handle().metrics().num_alive_tasks();
         for _ in 0..9 {
-            drop(start(&background));
+            drop(background.runtime_for_test());
         }
         let runtime = background.runtime(None).unwrap();
         assert_eq!(runtime.id(), idle.handle().id());

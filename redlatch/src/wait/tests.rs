@@ -64,15 +64,6 @@ pub(super) fn queues_of(store: &Embedded, background: Background) -> WaitQueues 
     WaitQueues::new(channels, store.into(), background, 10 * SECOND)
 }
 
-/// Returns a runtime, with a stopped clock, that the client has used.
-pub(super) fn runtime_of(background: &Background) -> tokio::runtime::Runtime {
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
-    let remembered = runtime.block_on(async { background.remember_runtime() });
-    remembered.unwrap();
-    runtime
-}
-
 /// Creates a request that gets these answers, and never another one.
 pub(super) fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scripted {
     Scripted {
@@ -905,7 +896,7 @@ async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
 fn offer_is_dropped_although_the_runtime_that_made_it_has_ended() {
     let background = Background::default();
     let queues = queues_of(&Embedded::new(), background.clone());
-    let [staying, ending] = [(); 2].map(|()| runtime_of(&background));
+    let [staying, ending] = [(); 2].map(|()| background.runtime_for_test());
     let _waiter = staying.block_on(async { queues.join(&taker(&queues, []), true) });
     let offered = Arc::new(());
     ending.block_on(async {

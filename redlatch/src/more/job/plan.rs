@@ -70,7 +70,7 @@ impl Plan {
         }
     }
 
-    /// Takes what the store knows of this schedule; one that has never run has nothing to catch up.
+    /// Takes what the store knows of this schedule. A schedule that has never run has nothing to catch up.
     /// What fired after the last slot is due now, if the job catches up. Otherwise only the latest
     /// one, if it is not late yet: a process that has ended may have waited for its jitter or for the
     /// lock.
@@ -257,7 +257,7 @@ impl Firing {
     pub(super) fn replied(&mut self, reply: Begun, asked: bool, now: SystemTime) -> Next {
         self.state = match reply {
             Begun::Lasts { attempt, .. } if attempt <= self.retries => State::Watching,
-            // What has the lock may be a machine that dies before it repeats the run.
+            // The holder of the lock may be a machine that dies before it repeats the run.
             Begun::Vacant if self.state == State::Watching => State::Watching,
             // Later slots are early, too, and one of them may have the lock to find that out.
             Begun::Vacant if self.state == State::Early && !late(self.due, now) => State::Early,

@@ -861,6 +861,11 @@ impl Fleet {
         job.clock(move || at + began.elapsed())
     }
 
+    /// Returns the job as a client of its own schedules it, in UTC, on a machine whose clock is right.
+    fn utc_job(&self, text: &str) -> Scheduled {
+        self.job(&self.client(), text, "UTC", Duration::ZERO)
+    }
+
     /// Runs the job on a machine until it is stopped or killed. Each run takes `takes`.
     fn start(&self, machine: usize, job: Scheduled, takes: Duration) -> Machine {
         let (stop, stopped) = oneshot::channel::<()>();
@@ -957,7 +962,7 @@ async fn dead_run_is_repeated_only_if_it_may_be() {
             let fleet = Fleet::new("2027-01-01T01:59");
             let machines: Vec<_> = (0..4)
                 .map(|machine| {
-                    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+                    let job = fleet.utc_job("0 2 * * *");
                     let (job, runs) = (job.overlap(overlap).retry(retries), fleet.runs.clone());
                     tokio::spawn(async move {
                         let died = tokio::sync::Notify::new();
@@ -998,10 +1003,7 @@ async fn dead_run_is_repeated_only_if_it_may_be() {
 #[tokio::test(start_paused = true)]
 async fn dead_run_is_repeated_after_later_slots_were_skipped() {
     let fleet = Fleet::new("2027-01-01T01:59:59");
-    let job = || {
-        let job = fleet.job(&fleet.client(), "0 * * * *", "UTC", Duration::ZERO);
-        job.retry(1)
-    };
+    let job = || fleet.utc_job("0 * * * *").retry(1);
     let dies = fleet.start(0, job(), 180 * MINUTE);
     let watches = fleet.start(1, job(), 180 * MINUTE);
     sleep(70 * MINUTE).await;
@@ -1024,10 +1026,7 @@ async fn dead_run_is_repeated_after_later_slots_were_skipped() {
 #[tokio::test(start_paused = true)]
 async fn dead_run_is_repeated_after_another_user_had_the_lock() {
     let fleet = Fleet::new("2027-01-01T01:59:59");
-    let job = || {
-        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-        job.retry(1)
-    };
+    let job = || fleet.utc_job("0 2 * * *").retry(1);
     let dies = fleet.start(0, job(), 180 * MINUTE);
     until_runs(&fleet, 1).await;
     let watches = fleet.start(1, job(), SECOND);
@@ -1084,7 +1083,7 @@ async fn outage_delays_or_misses_a_firing() {
         (CatchUp::Last, 5, 1),
     ] {
         let fleet = Fleet::new("2027-01-01T01:59:40");
-        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let job = fleet.utc_job("0 2 * * *");
         let machine = fleet.start(0, job.catch_up(catch_up), SECOND);
         sleep(SECOND).await;
         fleet.store.set_available(false);
@@ -1103,7 +1102,7 @@ async fn each_slot_of_an_outage_is_logged_unless_it_is_caught_up() {
         for (catch_up, missed) in [(CatchUp::None, 29), (CatchUp::Last, 0)] {
             let (log, _logged) = logged();
             let fleet = Fleet::new("2027-01-01T01:59:40");
-            let job = fleet.job(&fleet.client(), "* * * * *", "UTC", Duration::ZERO);
+            let job = fleet.utc_job("* * * * *");
             let machine = fleet.start(0, job.overlap(overlap).catch_up(catch_up), SECOND);
             sleep(SECOND).await;
             fleet.store.set_available(false);
@@ -1124,7 +1123,7 @@ async fn each_slot_of_an_outage_is_logged_unless_it_is_caught_up() {
 async fn slots_of_a_machine_that_slept_are_logged_once() {
     let (log, _logged) = logged();
     let fleet = Fleet::new("2027-01-01T02:10");
-    let job = fleet.job(&fleet.client(), "*/30 * * * *", "UTC", Duration::ZERO);
+    let job = fleet.utc_job("*/30 * * * *");
     let (began, at) = (fleet.began, fleet.at);
     let job = job.clock(move || {
         let slept = if began.elapsed() < MINUTE { 0 } else { 8 };
@@ -1154,7 +1153,7 @@ async fn refusal_delays_or_misses_a_firing() {
     ] {
         let (log, _logged) = logged();
         let fleet = Fleet::new("2027-01-01T01:59:59");
-        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let job = fleet.utc_job("0 2 * * *");
         let machine = fleet.start(0, job.catch_up(catch_up), SECOND);
         let other = fleet.client().read_write_lock("job");
         let other = other.write().lock().await.unwrap();
@@ -1174,10 +1173,7 @@ async fn refusal_delays_or_misses_a_firing() {
 async fn watch_of_a_run_lasts_while_the_store_refuses() {
     let (log, _logged) = logged();
     let fleet = Fleet::new("2027-01-01T01:59:59");
-    let job = || {
-        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-        job.retry(1)
-    };
+    let job = || fleet.utc_job("0 2 * * *").retry(1);
     let dies = fleet.start(0, job(), 180 * MINUTE);
     until_runs(&fleet, 1).await;
     let watches = fleet.start(1, job(), SECOND);
@@ -1216,10 +1212,7 @@ async fn restarted_fleet_catches_up_once() {
         (CatchUp::Last, true, 2),
     ] {
         let fleet = Fleet::new("2027-01-01T01:59:40");
-        let job = || {
-            let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-            job.catch_up(catch_up)
-        };
+        let job = || fleet.utc_job("0 2 * * *").catch_up(catch_up);
         if has_run {
             let machine = fleet.start(0, job(), SECOND);
             sleep(MINUTE).await;
@@ -1240,7 +1233,7 @@ async fn restarted_fleet_catches_up_once() {
 #[tokio::test(start_paused = true)]
 async fn firing_that_waits_is_taken_over_by_the_next_process() {
     let fleet = Fleet::new("2027-01-01T01:59:40");
-    let job = || fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let job = || fleet.utc_job("0 2 * * *");
     let first = fleet.start(0, job(), SECOND);
     sleep(24 * 60 * MINUTE).await;
     let lock = fleet.client().lock("job");
@@ -1262,7 +1255,7 @@ async fn firing_that_waits_is_taken_over_by_the_next_process() {
 #[tokio::test(start_paused = true)]
 async fn stop_does_not_wait_for_replicas() {
     let fleet = Fleet::new("2027-01-01T01:59:59");
-    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let job = fleet.utc_job("0 2 * * *");
     let machine = fleet.start(0, job.catch_up(CatchUp::Last), SECOND);
     sleep(SECOND / 2).await;
     let unconfirmed = std::iter::repeat_n(Some(Failure::Unconfirmed), 100_000);
@@ -1277,7 +1270,7 @@ async fn stop_does_not_wait_for_replicas() {
 #[tokio::test(start_paused = true)]
 async fn last_success_is_known_after_any_number_of_failures() {
     let fleet = Fleet::new("2027-01-01T00:00:30");
-    let job = fleet.job(&fleet.client(), "* * * * *", "UTC", Duration::ZERO);
+    let job = fleet.utc_job("* * * * *");
     let last = at("2027-01-01T00:02");
     let work = async |run: Run| match run.slot() <= last {
         true => Ok(()),
@@ -1292,7 +1285,7 @@ async fn last_success_is_known_after_any_number_of_failures() {
 #[tokio::test(start_paused = true)]
 async fn run_that_never_ends_times_out() {
     let fleet = Fleet::new("2027-01-01T01:59:40");
-    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let job = fleet.utc_job("0 2 * * *");
     let machine = fleet.start(0, job.timeout(5 * MINUTE), 24 * 60 * MINUTE);
     sleep(3 * MINUTE).await;
     let [run] = &fleet.history().await.runs[..] else {
@@ -1321,10 +1314,7 @@ async fn run_that_never_ends_times_out() {
 async fn lost_lock_drops_the_work_and_is_recorded() {
     for (retries, runs) in [(0, &[(1, "lost")][..]), (1, &[(1, "lost"), (2, "ok")])] {
         let fleet = Fleet::new("2027-01-01T01:59:40");
-        let job = || {
-            let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
-            job.retry(retries)
-        };
+        let job = || fleet.utc_job("0 2 * * *").retry(retries);
         let loses = fleet.start(0, job(), 5 * MINUTE);
         until_runs(&fleet, 1).await;
         let other = fleet.start(1, job(), 5 * MINUTE);
@@ -1351,7 +1341,7 @@ async fn lost_lock_drops_the_work_and_is_recorded() {
 async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
     for minutes in [0, 5] {
         let fleet = Fleet::new("2027-01-01T01:59:40");
-        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let job = fleet.utc_job("0 2 * * *");
         let machine = fleet.start(0, job.retry(1), 20 * MINUTE);
         until_runs(&fleet, 1).await;
         if minutes == 0 {
@@ -1373,7 +1363,7 @@ async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
 async fn run_whose_end_was_refused_is_not_repeated() {
     let fleet = Fleet::new("2027-01-01T01:59:59");
     let machines = [0, 1].map(|_| {
-        let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+        let job = fleet.utc_job("0 2 * * *");
         let store = fleet.store.clone();
         tokio::spawn(async move {
             let work = async |_| {
@@ -1397,7 +1387,7 @@ async fn run_whose_end_was_refused_is_not_repeated() {
 #[tokio::test(start_paused = true)]
 async fn end_that_is_refused_for_good_keeps_the_lock_for_a_minute() {
     let fleet = Fleet::new("2027-01-01T01:59:59");
-    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let job = fleet.utc_job("0 2 * * *");
     let record = job.job().keys.record.clone();
     let machine = fleet.start(0, job, 5 * MINUTE);
     until_runs(&fleet, 1).await;
@@ -1421,7 +1411,7 @@ async fn until_runs(fleet: &Fleet, count: usize) {
 #[tokio::test(start_paused = true)]
 async fn history_has_outcome_and_the_end_of_the_output() {
     let fleet = Fleet::new("2027-01-01T01:59:40");
-    let job = fleet.job(&fleet.client(), "0 2 * * *", "UTC", Duration::ZERO);
+    let job = fleet.utc_job("0 2 * * *");
     let output = format!("{}é\nlast line\n", "x".repeat(5000));
     let work = async |run: Run| {
         assert_eq!((run.name(), run.attempt()), ("job", 1));

@@ -3,7 +3,7 @@ use crate::Embedded;
 use crate::background::Background;
 use crate::name::KeyLayout;
 use crate::wait::WaitQueues;
-use crate::wait::tests::{queues, queues_of, runtime_of, scripted};
+use crate::wait::tests::{queues, queues_of, scripted};
 use crate::wait::waiter::Waiter;
 
 const LINGER: Duration = Duration::from_secs(10);
@@ -115,9 +115,9 @@ async fn linger_time_starts_after_last_waiter() {
 fn subscription_ends_although_the_runtime_of_its_last_waiter_has_ended() {
     let background = Background::default();
     let queues = queues_of(&Embedded::new(), background.clone());
-    let staying = runtime_of(&background);
+    let staying = background.runtime_for_test();
     for leaves_before in [true, false] {
-        let ending = runtime_of(&background);
+        let ending = background.runtime_for_test();
         ending.block_on(async {
             let waiter = join(&queues, "object");
             waiter.subscription.begin();

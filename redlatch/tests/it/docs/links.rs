@@ -1,7 +1,7 @@
 //! Every link of every page to a file or heading of this repository has its target.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 const REPOSITORY: &str = "https://github.com/redlatch/redlatch/blob/main/";
 
@@ -64,17 +64,6 @@ fn targets(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Returns the path without `..`.
-fn normalized(path: &Path) -> PathBuf {
-    path.components().fold(PathBuf::new(), |mut path, part| {
-        match part {
-            Component::ParentDir => drop(path.pop()),
-            part => path.push(part),
-        }
-        path
-    })
-}
-
 #[test]
 fn every_link_has_its_target() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -93,7 +82,7 @@ fn every_link_has_its_target() {
             let (path, id) = path.split_once('#').unwrap_or((path, ""));
             let file = match path {
                 "" => page.clone(),
-                path => normalized(&folder.join(path)),
+                path => folder.join(path),
             };
             let has_id =
                 || std::fs::read_to_string(&file).is_ok_and(|text| ids(&text).contains(id));
