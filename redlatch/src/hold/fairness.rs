@@ -5,7 +5,8 @@
 //!    pass from one request of the client to the next.
 //! 2. After 64 handoffs, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
 //!    of the object, and those in the queue of a fair lock with the same key. If there are any, the chain ends. An answer
-//!    counts for 10 ms. If none counts, as after each section that is longer, the release of a lock asks first.
+//!    counts for 10 ms; if it took more than 5 ms, because the server is far away or the client is busy, for twice that time, and
+//!    the next question is asked in time. If none counts, as after each section that is longer, the release of a lock asks first.
 //! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five. If none of these uses that
 //!    time, they get twice as long after the next chain, up to 16 ms, because they may be far away. If that was in vain, too,
 //!    they may not wait any more: then none goes first for 32 releases, and for a second each time is short again. So a client
@@ -30,7 +31,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long handoffs continue after it was known that no other client waits.
+/// How long handoffs continue after the answer that no other client waits. If answers take long, twice as long as those take:
+/// else each release would wait for one.
 const ALONE_FOR: Duration = Duration::from_millis(10);
 
 /// The client asks the store again after this many handoffs, or after half of that time.
@@ -115,8 +117,10 @@ pub(crate) struct Chain {
     granted_at: Instant,
     /// How long the chain lasts at most. `None` before the first handoff.
     longest: Option<Duration>,
-    /// When the store was asked that has answered last; until then, when it granted them.
-    checked_at: Instant,
+    /// When the question was asked that was answered last; until then, when the store granted them.
+    asked_at: Instant,
+    /// When it was answered.
+    answered_at: Instant,
     handoffs_since_check: u32,
     /// Number of handoffs since the store granted them.
     handoffs: u32,
@@ -147,7 +151,8 @@ impl Chain {
         Chain {
             granted_at,
             longest: None,
-            checked_at: granted_at,
+            asked_at: granted_at,
+            answered_at: granted_at,
             handoffs_since_check: 0,
             handoffs: 0,
             is_checking: false,
@@ -189,9 +194,6 @@ impl Chain {
             Checks::First if !can_count => return None,
             checks => can_count && checks != Checks::No,
         };
-        if checks {
-            (next.checked_at, next.handoffs_since_check) = (now, 0);
-        }
         Some((next, checks))
     }
 
@@ -206,11 +208,11 @@ impl Chain {
             handoffs: self.handoffs.saturating_add(1),
             ..*self
         };
-        // How long ago it was known that no other client waits.
-        let alone_for = now.saturating_duration_since(self.checked_at);
-        let checks = if alone_for >= ALONE_FOR {
+        let left = self.alone_until().saturating_duration_since(now);
+        let asks_before = (self.alone_for() / 2).max(self.answer_took() * 3 / 2);
+        let checks = if left.is_zero() {
             Checks::First
-        } else if next.handoffs_since_check >= HANDOFFS_PER_ANSWER || alone_for >= ALONE_FOR / 2 {
+        } else if next.handoffs_since_check >= HANDOFFS_PER_ANSWER || left <= asks_before {
             Checks::Beside
         } else {
             Checks::No
@@ -238,23 +240,43 @@ impl Chain {
         longest.is_some_and(|longest| lasted >= longest)
     }
 
-    /// Records the answer to the question that a handoff or a release asks. `None`: no other client waits. An answer to an
-    /// earlier question than the last one changes nothing.
-    pub(crate) fn answered(&mut self, checked_at: Instant, others: Option<OtherClients>) {
+    /// Records the answer to the question that a handoff or a release asked at this time. `None`: no other client waits. An
+    /// answer to an earlier question than the last one changes nothing.
+    pub(crate) fn answered(
+        &mut self,
+        asked_at: Instant,
+        others: Option<OtherClients>,
+        now: Instant,
+    ) {
         self.is_checking = false;
-        if checked_at >= self.checked_at {
+        if asked_at >= self.asked_at {
             self.others = others;
-            (self.checked_at, self.handoffs_since_check) = (checked_at, 0);
+            (self.asked_at, self.answered_at) = (asked_at, now);
+            self.handoffs_since_check = 0;
         }
+    }
+
+    /// Returns how long the store took for the last answer.
+    fn answer_took(&self) -> Duration {
+        self.answered_at.saturating_duration_since(self.asked_at)
+    }
+
+    /// Returns how long the last answer counts.
+    fn alone_for(&self) -> Duration {
+        (self.answer_took() * 2).clamp(ALONE_FOR, CHECK_LIMIT)
+    }
+
+    /// Returns until when the last answer counts.
+    fn alone_until(&self) -> Instant {
+        self.answered_at + self.alone_for()
     }
 
     /// Returns which clients go first if the chain ends now.
     pub(crate) fn yields(&self, now: Instant) -> Yields {
         let to = self.others.unwrap_or_default();
-        let alone_for = now.saturating_duration_since(self.checked_at);
         Yields {
             to,
-            unasked: self.others.is_none() && alone_for >= ALONE_FOR,
+            unasked: self.others.is_none() && now >= self.alone_until(),
             pauses: to.in_queue || self.handoffs > 0 && self.is_over(now),
         }
     }
@@ -400,17 +422,69 @@ mod tests {
                 assert_eq!(asks(&mut chain, now), Some(handoff == 64));
             }
             now += MILLI;
-            chain.answered(now, None);
+            chain.answered(now, None, now);
         }
         for passed in [4, 5, 6, 9] {
             let answer = asks(&mut chain, now + passed * MILLI);
             assert_eq!(answer, Some(passed == 5));
         }
-        // The time counts from the question.
-        chain.answered(now + 5 * MILLI, None);
-        assert_eq!(asks(&mut chain, now + 9 * MILLI), Some(false));
-        assert_eq!(asks(&mut chain, now + 10 * MILLI), Some(true));
-        assert_eq!(asks(&mut chain, now + 15 * MILLI), None, "not answered");
+        // The time counts from the answer.
+        now += 8 * MILLI;
+        chain.answered(now - 3 * MILLI, None, now);
+        assert_eq!(asks(&mut chain, now + 4 * MILLI), Some(false));
+        assert_eq!(asks(&mut chain, now + 5 * MILLI), Some(true));
+        assert_eq!(asks(&mut chain, now + 10 * MILLI), None, "not answered");
+    }
+
+    /// Sections of a millisecond pass on while answers take longer than those count that are soon there. A release that had to
+    /// ask first each time would wait for the answer after each section.
+    #[test]
+    fn late_answers_count_longer() {
+        for (trip, least) in [(1, 99), (4, 99), (8, 90), (20, 80), (40, 60), (90, 10)] {
+            let trip = trip * MILLI;
+            let begin = Instant::now();
+            let mut chain = Chain::new(begin);
+            let (mut now, mut asked_at, mut handoffs) = (begin, None, 0);
+            while now < begin + 20 * trip.max(ALONE_FOR) {
+                now += MILLI;
+                if let Some(at) = asked_at.filter(|at| *at + trip <= now) {
+                    chain.answered(at, None, at + trip);
+                    asked_at = None;
+                }
+                match chain.local_handoff(true, now, || 0.5) {
+                    Ok(asks) => {
+                        handoffs += 1;
+                        asked_at = asks.then_some(now).or(asked_at);
+                    }
+                    Err(NoHandoff::CheckFirst) => {
+                        let released_at = now;
+                        now += trip;
+                        chain.answered(released_at, None, now);
+                        asked_at = None;
+                        handoffs += 1;
+                        let handed_off = chain.local_handoff(true, released_at, || 0.5);
+                        assert_eq!(handed_off, Ok(false));
+                    }
+                    Err(NoHandoff::Release) => {
+                        (chain, asked_at) = (Chain::new(now), None);
+                        handoffs += 1;
+                    }
+                }
+            }
+            let sections = (now - begin).div_duration_f64(MILLI);
+            let percent = f64::from(handoffs) * 100.0 / sections;
+            assert!(percent >= f64::from(least), "{trip:?}: {percent:.0} %");
+        }
+    }
+
+    /// An answer that took very long says nothing about now.
+    #[test]
+    fn answer_counts_for_at_most_the_time_that_a_release_waits() {
+        let now = Instant::now();
+        let mut chain = Chain::new(now);
+        chain.answered(now, None, now + 10 * CHECK_LIMIT);
+        let end = now + 11 * CHECK_LIMIT;
+        assert!(!chain.yields(end - MILLI).unasked && chain.yields(end).unasked);
     }
 
     /// A release asks if no answer is newer than 10 ms, and its own answer counts however long it takes.
@@ -428,13 +502,13 @@ mod tests {
             (asks, releases),
             (NoHandoff::CheckFirst, NoHandoff::Release)
         );
-        chain.answered(released_at + MILLI, None);
+        chain.answered(released_at, None, released_at + MILLI);
         let handed_off = chain.local_handoff(true, released_at, || 0.0);
         assert_eq!(handed_off, Ok(false));
         // The next section. The question beside the first handoff is answered later than that of this release.
         let released_at = begin + 30 * MILLI;
-        chain.answered(released_at, others(1, false));
-        chain.answered(begin + 9 * MILLI, None);
+        chain.answered(released_at, others(1, false), released_at);
+        chain.answered(begin + 9 * MILLI, None, released_at);
         let handed_off = chain.local_handoff(true, released_at, || 0.0);
         assert_eq!(handed_off, Err(NoHandoff::Release));
     }
@@ -457,8 +531,11 @@ mod tests {
             while let Some((next, asks)) = chain.store_handoff(can_ask, now + elapsed, || fraction)
             {
                 chain = next;
+                if asks {
+                    chain.answered(now + elapsed, None, now + elapsed);
+                    asked += 1;
+                }
                 elapsed += section;
-                asked += u32::from(asks);
             }
             assert_eq!(elapsed, longest);
             let expected = longest.div_duration_f64(section.max(ALONE_FOR / 2)) as u32 - 1;
@@ -470,8 +547,11 @@ mod tests {
             let (next, asks) = chain.store_handoff(true, now, || 0.0).unwrap();
             chain = next;
             assert_eq!(asks, handoffs % HANDOFFS_PER_ANSWER == 0);
+            if asks {
+                chain.answered(now, None, now);
+            }
         }
-        chain.answered(now, others(1, false));
+        chain.answered(now, others(1, false), now);
         assert!(chain.store_handoff(true, now, || 0.0).is_none());
     }
 
@@ -487,7 +567,7 @@ mod tests {
                     "{passed}"
                 );
                 assert!(!chain.yields(at).pauses);
-                chain.answered(at, None);
+                chain.answered(at, None, at);
             }
             let end = now + longest * MILLI;
             assert_eq!(
@@ -525,7 +605,7 @@ mod tests {
         ] {
             let mut chain = Chain::new(now);
             asks(&mut chain, now);
-            chain.answered(now, answer);
+            chain.answered(now, answer, now);
             let expected = Yields {
                 to,
                 pauses,

@@ -1042,7 +1042,7 @@ mod tests {
             count: 3,
             in_queue: true,
         };
-        state.period.chain.answered(now, Some(others));
+        state.period.chain.answered(now, Some(others), now);
         let yields = state.period.chain.yields(now);
         assert_eq!((yields.to, asks(&mut state, now)), (others, None));
         // The next grant begins a new chain of handoffs.

@@ -127,7 +127,7 @@ struct QueueState {
     reservation: i64,
     /// How long an absent head keeps its position, in milliseconds, if the object is free for it or for the requesting owner.
     kept_for: Option<i64>,
-    /// How many waiters before the requesting owner are absent.
+    /// How many waiters before the requesting owner are absent if the head is.
     absent_before: usize,
 }
 
@@ -651,7 +651,8 @@ impl<'a> FairQueue<'a> {
             if is_requester {
                 break;
             }
-            state.absent_before += usize::from(kept_until.is_some());
+            // Behind a connected head, a step that drops no waiter does not look at the others.
+            state.absent_before += usize::from(kept_until.and(state.kept_for).is_some());
         }
         if state.head.is_none() {
             // One step checks only the first waiters; all of them were dropped.

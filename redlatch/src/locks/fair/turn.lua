@@ -20,7 +20,7 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
     redis.call('ZREM', KEYS[4], owner)
     local head, dropped = drop_timed_out(now, owner)
     local left = left_for(head or owner)
-    -- How long a free lock is reserved for the head, and how many waiters before this owner are absent.
+    -- How long a free lock is reserved for the head, and how many waiters before this owner are absent if the head is.
     local reservation, absent_before = math.min(grace, 1000), 0
     -- How long an absent head keeps its position.
     local kept_for
@@ -44,7 +44,7 @@ local function acquire_in_turn(owner, lease, wait, channel, grace, number)
                 if waiter == owner then
                     break
                 end
-                if kept_until then
+                if kept_until and kept_for then
                     absent_before = absent_before + 1
                 end
             end

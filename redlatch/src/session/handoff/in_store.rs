@@ -170,7 +170,7 @@ impl HoldRef {
         let Claimed {
             mut waiter,
             hold_ref,
-            chain,
+            mut chain,
             asks,
         } = claimed;
         let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
@@ -198,6 +198,7 @@ impl HoldRef {
         let release = PendingRelease::new(from, 0);
         from.state().begin_release(0);
         waiter.request_started();
+        let asked_at = Instant::now();
         let (store, progress) = (&session.store, &release.progress);
         let answer = store.run(&step, None, snapshot.delivery(), progress).await;
         release.record_result(&answer);
@@ -215,6 +216,9 @@ impl HoldRef {
         };
         match answer.reply {
             Handoff::Done { token } => {
+                if asks {
+                    chain.answered(asked_at, None, Instant::now());
+                }
                 let handoff = StoreHandoff {
                     receiver,
                     end: answer.sent_at + lease.duration(),
@@ -234,7 +238,8 @@ impl HoldRef {
             Handoff::Kept { others } => {
                 receiver.disarm();
                 let others = Some(others);
-                from.state().period.chain.answered(Instant::now(), others);
+                let mut from = from.state();
+                from.period.chain.answered(asked_at, others, Instant::now());
                 return Ok(None);
             }
         }

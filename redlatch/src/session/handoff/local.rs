@@ -238,7 +238,7 @@ impl Session {
 
     /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
     pub(in super::super) async fn check_handoff(&self, object: &ObjectKeys, chain: &impl HasChain) {
-        let checked_at = Instant::now();
+        let asked_at = Instant::now();
         let own = u64::from(self.waiting.channels.is_subscribed(object.channel()));
         let waiting = self.check_hold(object, chain.hold()).await;
         let others = match waiting.filter(|_| self.store.counts_subscribers()) {
@@ -251,7 +251,7 @@ impl Session {
                 (count > 0).then_some(OtherClients { count, in_queue })
             }
         };
-        chain.access(|chain| chain.answered(checked_at, others));
+        chain.access(|chain| chain.answered(asked_at, others, Instant::now()));
     }
 
     /// Asks the store whether the owner still has the hold. If not, it is lost, and the local waiters ask for the object

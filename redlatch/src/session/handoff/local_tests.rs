@@ -610,7 +610,7 @@ async fn local_waiter_lets_other_clients_go_first_after_release() {
         let next = waiter(&lock).await;
         let begun = Instant::now();
         let hold = guard.hold_ref().hold.clone();
-        hold.state().period.chain.answered(begun, others);
+        hold.state().period.chain.answered(begun, others, begun);
         let next = unlock_for(guard, next).await;
         assert_eq!(begun.elapsed(), Duration::from_millis(delay));
         next.unlock().await.unwrap();
