@@ -52,14 +52,15 @@ if mode == 'write' then
     return held
 end
 local longest = longest_reader_remaining(KEYS[1], prefix)
+-- Writers sleep until the expiry that they received. If it is now much earlier, they are woken: the
+-- remaining readers may be dead and never release. Otherwise it stays, so that small steps do not add up.
+local earlier = left == -1 or left - longest >= 1000
 if longest == 0 then
     redis.call('DEL', KEYS[1])
-else
+elseif earlier or left < longest then
     redis.call('PEXPIRE', KEYS[1], longest)
 end
--- Writers sleep until the expiry that they received. If it is now much earlier, they are woken: the
--- remaining readers may be dead and never release.
-if longest == 0 or left == -1 or left - longest >= 1000 then
+if longest == 0 or earlier then
     redis.call('PUBLISH', ARGV[2], '0')
 end
 return held

@@ -16,7 +16,7 @@ for i, key in ipairs(KEYS) do
     local alive = 0
     for n = 1, is_mode(fields[1]) and keyed_holds(fields[2]) or 0 do
         local left = redis.call('PTTL', owner_prefix .. ':' .. n)
-        if left > 0 then
+        if left >= 0 then
             alive = 1
             -- It may have been acquired with a longer lease: the expiry may only move later.
             if lease > 0 and left < lease then

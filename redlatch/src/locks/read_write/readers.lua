@@ -17,7 +17,9 @@ end
 local function longest_remaining(prefix, owner, count, first)
     local longest = 0
     for n = first or 1, keyed_holds(count) do
-        longest = math.max(longest, redis.call('PTTL', timeout_key(prefix, owner, n)))
+        local left = redis.call('PTTL', timeout_key(prefix, owner, n))
+        -- 0: the last millisecond, in which the hold still lasts.
+        longest = math.max(longest, left == 0 and 1 or left)
     end
     return longest
 end

@@ -143,6 +143,9 @@ pub(super) struct LiveConnection {
     pub(super) server: ServerId,
     /// Whether it speaks RESP3.
     pub(super) has_resp3: bool,
+    /// Whether it said that it is a replica. A step that writes nothing is answered there, too, from data that may be old or,
+    /// after a restart, empty.
+    pub(super) is_replica: bool,
 }
 
 struct Established {
@@ -382,6 +385,7 @@ impl ReconnectingConnection {
             generation,
             server: ServerId::default(),
             has_resp3: protocol == Protocol::Resp3,
+            is_replica: false,
         };
         if !live.has_resp3 {
             if mode == SubscriptionMode::Reports {
@@ -391,13 +395,12 @@ impl ReconnectingConnection {
             }
             self.capabilities.record_subscribes_apart();
         }
-        let mut leads_to_master = true;
         let identity = match &self.target {
             Target::Fixed(address) => Some(address.to_string()),
             Target::Replicated(_) => {
                 let (run_id, role) = tokio::join!(query_run_id(&live), live.ask(&["ROLE"]));
                 // A server that does not tell counts as one.
-                leads_to_master = role?.elements().and_then(role_of) != Some("slave");
+                live.is_replica = role?.elements().and_then(role_of) == Some("slave");
                 run_id?
             }
             Target::ClusterNode(at, _) => Some(at.to_string()),
@@ -416,7 +419,7 @@ impl ReconnectingConnection {
             _guard: guard,
         };
         self.restore(established).await?;
-        if leads_to_master {
+        if !live.is_replica {
             self.take_siblings_along();
         }
         Ok(live)
@@ -525,14 +528,15 @@ impl ReconnectingConnection {
             self.channels.lock().remove(channel);
         }
         if let Err(failure) = answer {
-            self.leave_without_login(live, failure);
+            self.end_without_login(live, failure);
         }
     }
 
-    /// Leaves this connection if the failure says that its login has ended: the next one logs in again.
-    pub(super) fn leave_without_login(&self, live: &LiveConnection, failure: &ExchangeError) {
+    /// Ends this connection if the failure says that its login has ended: the next one logs in again. It leads to the same
+    /// server, so a step that waits on this one behind a new login must not be executed after its release on the next one.
+    pub(super) fn end_without_login(&self, live: &LiveConnection, failure: &ExchangeError) {
         if let ExchangeError::Permanent(Error::AuthenticationFailed { .. }) = failure {
-            self.leave(live);
+            self.discard(live);
         }
     }
 
@@ -1330,6 +1334,7 @@ mod tests {
                 generation: 1,
                 server: ServerId::next(),
                 has_resp3: true,
+                is_replica: false,
             },
             address: address.to_string(),
             _guard: guard,

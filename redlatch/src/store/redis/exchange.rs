@@ -15,7 +15,7 @@ use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_rol
 use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
-use super::replicas::Replicas;
+use super::replicas::{IS_REPLICA, Replicas};
 use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
 use crate::error::{Cause, Error, Result};
@@ -419,6 +419,12 @@ impl<'a> CommandRequest<'a> {
         }
         match answer {
             ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
+            // It has written nothing.
+            _ if live.is_replica => {
+                connection.leave_replica(&live);
+                let reason = self.topology.explain_replica(IS_REPLICA.into());
+                Err(ExchangeError::NotMaster(reason))
+            }
             reply => {
                 connection.record_answer(&live);
                 Ok(Answer {
@@ -455,7 +461,7 @@ impl<'a> CommandRequest<'a> {
                 ExchangeError::CrossSlot(error.to_string())
             }
             failure => {
-                connection.leave_without_login(live, &failure);
+                connection.end_without_login(live, &failure);
                 failure
             }
         }
@@ -741,6 +747,29 @@ mod tests {
             "{refused:?}"
         );
         assert!(client.lock("a").try_lock().await.unwrap().is_some());
+    }
+
+    /// Feared most: such a step is executed after a release of its owner on the next connection.
+    #[tokio::test]
+    async fn no_step_waits_where_the_login_has_ended() {
+        let server = Server::start();
+        let () = server.command(&["ACL", "SETUSER", "w", "on", ">p", "~*", "&*", "+@all"]);
+        let url = server.url().replace("redis://", "redis://w:p@");
+        let client = Client::connect(&url).await.unwrap();
+        let node = redis_of(&client).topology.only_node().unwrap();
+        let live = node.attempts.get_or_connect().await.unwrap();
+        let () = server.command(&["CONFIG", "SET", "requirepass", "other"]);
+        live.query(&Cmd::of(&["RESET"])).await.unwrap();
+        let [login, step] = [Cmd::of(&["AUTH", "w", "p"]), Cmd::of(&["BLPOP", "b", "0"])];
+        let lock = client.lock("a");
+        let refused = async {
+            let refused = lock.try_lock().await;
+            assert!(matches!(refused, Err(Error::AuthenticationFailed { .. })));
+            assert!(live.wire.has_ended());
+        };
+        let (.., step) = tokio::join!(refused, live.query(&login), live.query(&step));
+        let error = step.unwrap_err();
+        assert!(matches!(error, ExchangeError::Unanswered(_)), "{error:?}");
     }
 
     /// In a cluster, subscriptions have a connection of their own.

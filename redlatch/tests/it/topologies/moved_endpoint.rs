@@ -57,6 +57,43 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     free(done("acquired", client.lock("a").lock()).await).await;
 }
 
+/// Feared most: an answer from a server without data counts, because a step that writes nothing is not refused there. Then each
+/// hold is lost, and a latch is open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn former_master_that_restarts_without_data_decides_nothing() {
+    let named = MovedEndpoint::start();
+    named.until_in_sync().await;
+    let client = connect(patient(Client::builder()), &named.name.url()).await;
+    let guard = held(&client.lock("held")).await;
+    let latch = client.count_down_latch("latch");
+    assert!(latch.try_set_count(1).await.unwrap());
+    let waiting = tokio::spawn({
+        let latch = latch.clone();
+        async move { latch.wait().await }
+    });
+    let channel = "redisson_countdownlatch__channel__{latch}";
+    until("subscribed", async || subscribers(&named.old, channel) > 0).await;
+    named.until_in_sync().await;
+    named.fail_over();
+    // As after a restart: empty, and a replica that has not reached its master.
+    let _: String = named.old.command(&["REPLICAOF", "NO", "ONE"]);
+    let _: String = named.old.command(&["FLUSHALL"]);
+    let _: String = named.old.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    let connections = || named.old.calls("role");
+    let before = connections();
+    for kind in ["normal", "pubsub"] {
+        let _: i64 = named.old.command(&["CLIENT", "KILL", "TYPE", kind]);
+    }
+    until("asked again", async || connections() > before + 10).await;
+    assert!(guard.is_valid() && !waiting.is_finished());
+    let unlocked = tokio::spawn(guard.unlock());
+    named.name.redirect(&named.new);
+    joined("released", unlocked).await;
+    assert_eq!(named.new.command::<u32>(&["EXISTS", "held"]), 0);
+    latch.count_down().await.unwrap();
+    joined("open", waiting).await;
+}
+
 /// Feared most: a release at the new master wakes no waiter, because the waiter listens at the former master. Its client learns of the
 /// failover by a renewal on another connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

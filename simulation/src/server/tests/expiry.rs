@@ -84,3 +84,49 @@ fn delete_expired_removes_expired_keys() {
     // The clock is set back: deleted keys stay deleted.
     assert_eq!(test.run(id, "KEYS *"), "*1 $1 j");
 }
+
+/// A client counts a reader's lease from before the server does, so its hold lasts in the millisecond in which the key shows
+/// 0 ms. Another reader's release must not free the lock for a writer then.
+#[test]
+fn reader_is_alive_in_the_last_millisecond_of_its_lease() {
+    const RELEASE: &str = concat!(
+        include_str!("../../../../redlatch/src/locks/read_write/readers.lua"),
+        include_str!("../../../../redlatch/src/locks/read_write/read_release.lua"),
+    );
+    const RENEW: &str = concat!(
+        include_str!("../../../../redlatch/src/locks/read_write/readers.lua"),
+        include_str!("../../../../redlatch/src/locks/read_write/read_renew.lua"),
+    );
+    for (passed, alive) in [(99, true), (100, true), (101, false)] {
+        let mut test = TestServer::new();
+        let id = test.connect();
+        test.run(id, "HSET {name} mode read id:1 1 id:2 1");
+        test.run(id, "PEXPIRE {name} 200");
+        test.run(id, "SET {name}:id:1:rwlock_timeout:1 1 PX 100");
+        test.run(id, "SET {name}:id:2:rwlock_timeout:1 1 PX 200");
+        test.now += passed;
+        let renew = [
+            "EVAL",
+            RENEW,
+            "1",
+            "{name}",
+            "0",
+            "id:1",
+            "{name}:id:1:rwlock_timeout",
+            "channel",
+        ];
+        assert_eq!(
+            test.run_args(id, &renew),
+            format!("*1 :{}", u8::from(alive))
+        );
+        let release = [
+            "EVAL", RELEASE, "1", "{name}", "id:2", "channel", "0", "0", "{name}:",
+        ];
+        assert_eq!(test.run_args(id, &release), ":1");
+        assert_eq!(
+            test.run(id, "EXISTS {name}"),
+            format!(":{}", u8::from(alive)),
+            "{passed}"
+        );
+    }
+}

@@ -162,14 +162,18 @@ pub(in super::super) fn release<'a>(
                 return Ok(held);
             }
             let most = longest_reader_remaining(keyspace, keys)?;
+            // Writers sleep until the end that they received. If it is now much earlier, they are
+            // woken: the remaining readers may be dead and never release. Otherwise it stays, so that
+            // small steps do not add up.
+            let earlier = left >= Expiry::In(most + MIN_WAKE_CHANGE);
             if most.is_zero() {
                 keyspace.remove(object.key());
-            } else if let Some((_, mut holds)) = find(keyspace, object)? {
+            } else if (earlier || left < Expiry::In(most))
+                && let Some((_, mut holds)) = find(keyspace, object)?
+            {
                 holds.expire_after(most);
             }
-            // Writers sleep until the end that they received. If it is now much earlier, they are
-            // woken: the remaining readers may be dead and never release.
-            if most.is_zero() || left >= Expiry::In(most + MIN_WAKE_CHANGE) {
+            if most.is_zero() || earlier {
                 keyspace.publish(object.channel(), READ_RELEASED);
             }
             Ok(held)
@@ -214,4 +218,69 @@ pub(in super::super) fn renew(
         holds.extend_to(lease.duration());
     }
     Ok(alive)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::time::Instant;
+
+    use super::super::super::{Read, Write};
+    use super::*;
+    use crate::step::differential::hold_with;
+
+    /// However many readers release, and in whatever order, a writer that sleeps until the end of which it was told sleeps at
+    /// most a second longer than the last reader has its lease. That one is dead: it never releases.
+    #[test]
+    fn writer_sleeps_at_most_a_second_longer_than_the_readers_have_their_leases() {
+        let keys = Arc::new(ReadWriteKeys::new("", "name"));
+        let read = Read {
+            keys: keys.clone(),
+            prefers_writers: false,
+            required: None,
+        };
+        let write = Write {
+            keys,
+            blocks_readers_for: None,
+        };
+        let reader = |n: u64| hold_with(n.to_string(), read.clone());
+        let writer = hold_with(writer_field("writer"), write);
+        for apart in [300, 900, 999, 1000, 1001] {
+            for newest_first in [true, false] {
+                let mut keyspace = Keyspace::new(Instant::now());
+                let acquire = |keyspace: &mut Keyspace, hold: &Hold, lease| {
+                    let params = AcquireParams::without_waiting(hold, 1, lease);
+                    hold.kind.acquire(params).apply(keyspace).unwrap()
+                };
+                let lease = |n| Lease::from_remaining(Duration::from_millis(5000 + n * apart));
+                for n in 0..=10 {
+                    let acquired = acquire(&mut keyspace, &reader(n), lease(n));
+                    assert_eq!(acquired, Outcome::ACQUIRED);
+                }
+                let mut told = acquire(&mut keyspace, &writer, Lease::WATCHDOG);
+                keyspace.take_published();
+                for n in 1..=10 {
+                    let hold = reader(if newest_first { 11 - n } else { n });
+                    let params = ReleaseParams {
+                        hold: &hold,
+                        keep: 0,
+                        lease: None,
+                    };
+                    assert!(hold.kind.release(params).apply(&mut keyspace).unwrap());
+                    if !keyspace.take_published().is_empty() {
+                        told = acquire(&mut keyspace, &writer, Lease::WATCHDOG);
+                    }
+                }
+                let Outcome::Wait(Expiry::In(sleep)) = told else {
+                    panic!("{told:?}");
+                };
+                let longest = lease(0).duration() + MIN_WAKE_CHANGE;
+                assert!(
+                    sleep < longest,
+                    "{apart} ms apart, {newest_first}: {sleep:?}"
+                );
+            }
+        }
+    }
 }
