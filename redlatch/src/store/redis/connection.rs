@@ -400,7 +400,7 @@ impl ReconnectingConnection {
             Target::Replicated(_) => {
                 let (run_id, role) = tokio::join!(query_run_id(&live), live.ask(&["ROLE"]));
                 // A server that does not tell counts as one.
-                live.is_replica = role?.elements().and_then(role_of) == Some("slave");
+                live.is_replica = is_role_of_replica(&role?);
                 run_id?
             }
             Target::ClusterNode(at, _) => Some(at.to_string()),
@@ -887,7 +887,7 @@ impl LiveConnection {
     }
 
     /// Asks the server something before a step is sent. The answer may be an error reply.
-    async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
+    pub(super) async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
         let answer = self.reply(self.wire.send(&Cmd::of(words))).await;
         answer.map_err(ExchangeError::before_the_step)
     }
@@ -973,6 +973,11 @@ async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), Exc
 /// Returns whether this is a master's reply to ROLE.
 pub(super) fn is_role_of_master(role: &ScriptReply) -> bool {
     role.elements().and_then(role_of) == Some("master")
+}
+
+/// The same for a replica's.
+pub(super) fn is_role_of_replica(role: &ScriptReply) -> bool {
+    role.elements().and_then(role_of) == Some("slave")
 }
 
 fn role_of(reply: &[ScriptReply]) -> Option<&str> {

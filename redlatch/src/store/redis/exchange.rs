@@ -11,7 +11,9 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
-use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
+use super::connection::{
+    LiveConnection, ReconnectingConnection, accepted, is_role_of_master, is_role_of_replica,
+};
 use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
@@ -419,12 +421,7 @@ impl<'a> CommandRequest<'a> {
         }
         match answer {
             ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
-            // It has written nothing.
-            _ if live.is_replica => {
-                connection.leave_replica(&live);
-                let reason = self.topology.explain_replica(IS_REPLICA.into());
-                Err(ExchangeError::NotMaster(reason))
-            }
+            _ if live.is_replica => Err(self.answered_by_replica(connection, &live).await),
             reply => {
                 connection.record_answer(&live);
                 Ok(Answer {
@@ -436,6 +433,22 @@ impl<'a> CommandRequest<'a> {
                 })
             }
         }
+    }
+
+    /// Handles an answer of a server that was a replica when the connection was made. If it still is one behind the step, the
+    /// step has written nothing.
+    async fn answered_by_replica(
+        &self,
+        connection: &ReconnectingConnection,
+        live: &LiveConnection,
+    ) -> ExchangeError {
+        let role = live.ask(&["ROLE"]).await;
+        if role.is_ok_and(|role| is_role_of_replica(&role)) {
+            connection.leave_replica(live);
+            return ExchangeError::NotMaster(self.topology.explain_replica(IS_REPLICA.into()));
+        }
+        connection.discard(live);
+        ExchangeError::Unanswered("the server was a replica, and may be a master now".into())
     }
 
     /// Handles an error reply.

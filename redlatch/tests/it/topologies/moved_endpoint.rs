@@ -94,6 +94,29 @@ async fn former_master_that_restarts_without_data_decides_nothing() {
     joined("open", waiting).await;
 }
 
+/// Feared most: a step that a server has executed, which was a replica when the connection was made, is executed once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replica_that_becomes_a_master_executes_a_step_once() {
+    let named = MovedEndpoint::start();
+    let settings = || patient(Client::builder());
+    let other = connect(settings(), &named.old.url()).await;
+    let latch = other.count_down_latch("latch");
+    assert!(latch.try_set_count(3).await.unwrap());
+    named.until_in_sync().await;
+    named.name.redirect(&named.new);
+    let client = connect(settings(), &named.name.url()).await;
+    let latch = client.count_down_latch("latch");
+    let roles = || named.new.calls("role");
+    let before = roles();
+    // Begins to connect.
+    let _ = tokio::time::timeout(Duration::ZERO, latch.count()).await;
+    until("connected", async || roles() > before).await;
+    let _: String = named.new.command(&["REPLICAOF", "NO", "ONE"]);
+    let counted = latch.count_down().await;
+    assert_matches!(counted, Err(Error::OutcomeUnknown { .. }));
+    assert_eq!(latch.count().await.unwrap(), 2);
+}
+
 /// Feared most: a release at the new master wakes no waiter, because the waiter listens at the former master. Its client learns of the
 /// failover by a renewal on another connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
