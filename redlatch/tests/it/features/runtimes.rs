@@ -315,6 +315,9 @@ fn runtime_without_timers_causes_error() {
             let _ = both.is_held_by(held.owner()).await;
             poll_until(pin!(held.lost()), tokio::task::yield_now()).await;
             assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
+            poll_until(pin!(held.asked()), tokio::task::yield_now()).await;
+            let work = tokio::task::yield_now();
+            assert_eq!(held.run_until_asked(work).await.unwrap(), Some(()));
             // Whatever cannot be released in this runtime is released in the other one.
             let _ = more.unlock().await;
             drop(held);
