@@ -97,10 +97,12 @@ impl Session {
                             state.ledger.expect_grant(requested.request_number, end);
                         }
                     }
-                    return match unsettled.get(i) {
-                        Some(one) if one.held > 0 => Err(one.hold_ref.mark_not_held()),
-                        _ => Ok(answer.reply),
-                    };
+                    if let Some(one) = unsettled.get(i).filter(|one| one.held > 0) {
+                        one.hold_ref.mark_not_held();
+                        // Nothing is lost if all guards have been released meanwhile.
+                        one.hold_ref.hold.check_not_lost()?;
+                    }
+                    return Ok(answer.reply);
                 }
                 let sent_at = answer.sent_at;
                 for (requested, one) in holds.iter().zip(&unsettled) {
