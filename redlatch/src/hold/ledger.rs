@@ -28,8 +28,8 @@ pub(crate) struct Ledger {
     released_at: u64,
     /// Whether a full release was sent and not answered. It may have been applied, so the next one may find nothing.
     maybe_released: bool,
-    /// The latest change when settling in the background last ended, answered or abandoned.
-    settling_ended_at: u64,
+    /// The latest change when settling in the background was last abandoned.
+    abandoned_at: u64,
     /// The number of the latest step and the end of its lease, if that step is an attempt which was answered that the
     /// object is not available. The store may grant the object to it later.
     expected_grant: Option<(i64, Instant)>,
@@ -43,7 +43,7 @@ impl Ledger {
             open_attempt: 0,
             released_at: 0,
             maybe_released: false,
-            settling_ended_at: 0,
+            abandoned_at: 0,
             expected_grant: None,
         }
     }
@@ -136,15 +136,20 @@ impl Ledger {
         self.maybe_released |= keep == 0;
     }
 
-    /// Records that settling in the background has ended: the store answered, or was unreachable for so long that the
-    /// lease must have ended.
-    pub(crate) fn settling_ended(&mut self) {
-        self.settling_ended_at = self.latest;
+    /// Records that settling in the background was abandoned: the hold is lost, or the store was unreachable for so long that
+    /// the lease must have ended.
+    pub(crate) fn settling_abandoned(&mut self) {
+        self.abandoned_at = self.latest;
+    }
+
+    /// Returns whether the store has answered this change, or a release behind it.
+    pub(crate) fn has_acknowledged(&self, change: u64) -> bool {
+        self.acknowledged >= change
     }
 
     /// Returns whether the store has answered all changes: it has the count of this client.
     pub(crate) fn is_settled(&self) -> bool {
-        self.acknowledged >= self.latest
+        self.has_acknowledged(self.latest)
     }
 
     /// Returns whether an attempt may still be in flight.
@@ -154,7 +159,7 @@ impl Ledger {
 
     /// Returns whether the last reference must settle before the hold is dropped.
     pub(crate) fn must_be_settled(&self) -> bool {
-        self.acknowledged.max(self.settling_ended_at) < self.latest
+        self.acknowledged.max(self.abandoned_at) < self.latest
     }
 
     /// Returns the latest change when the store last confirmed a full release.
@@ -206,7 +211,7 @@ mod tests {
         let removed: Step = |ledger| _ = ledger.guard_removed();
         let released: Step = |ledger| ledger.release_answered(ledger.latest, true);
         let left: Step = |ledger| ledger.release_unanswered(0);
-        let abandoned: Step = Ledger::settling_ended;
+        let abandoned: Step = Ledger::settling_abandoned;
         let limit: Step = Ledger::lost_at_limit;
         let kept: Step = |ledger| {
             let removal = ledger.guard_removed();

@@ -382,9 +382,9 @@ mod tests {
 
     use crate::{Client, Embedded, MultiLock, Owner};
 
-    /// The request finds that its owner holds the lock, and bypasses the queue. Before it is sent,
-    /// the owner loses the lock to another client and drops its guard. The request waits until the
-    /// lock is released, at most until its limit.
+    /// The request finds that its owner holds the lock, and bypasses the queue. The owner has lost
+    /// the lock to another client, and drops its guard before the request is sent, or while it is
+    /// in flight. The request waits until the lock is released, at most until its limit.
     #[tokio::test(start_paused = true)]
     async fn request_whose_owner_released_meanwhile_waits_until_its_limit() {
         let store = Embedded::new();
@@ -392,13 +392,15 @@ mod tests {
         let (mine, theirs) = (client.lock("a"), peer.lock("a"));
         let both = MultiLock::new([&mine]);
         let limit = Duration::from_secs(20);
-        for (is_multi_lock, released_in_time) in
-            [(false, true), (false, false), (true, true), (true, false)]
-        {
+        for case in 0..8 {
+            let [in_flight, is_multi_lock, released_in_time] = [1, 2, 4].map(|bit| case & bit > 0);
             let me = Owner::new();
             let guard = mine.lock().owner(me).await.unwrap();
+            theirs.force_unlock().await.unwrap();
+            let held = theirs.lock().await.unwrap();
             let hold = guard.hold_ref().hold.clone();
-            let step_turn = hold.turn().await.unwrap();
+            let step_turn = hold.try_turn().filter(|_| !in_flight);
+            store.delay_answers(in_flight.then_some(limit / 10));
             let started = tokio::time::Instant::now();
             let waiting = match is_multi_lock {
                 false => {
@@ -411,8 +413,6 @@ mod tests {
                 }
             };
             tokio::task::yield_now().await;
-            theirs.force_unlock().await.unwrap();
-            let held = theirs.lock().await.unwrap();
             drop(guard);
             drop(step_turn);
             if released_in_time {

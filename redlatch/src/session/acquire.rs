@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::settle::UnansweredAttempt;
 use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{AcquireParams, HoldKind};
@@ -96,10 +97,12 @@ impl Session {
                             state.ledger.expect_grant(requested.request_number, end);
                         }
                     }
-                    return match unsettled.get(i) {
-                        Some(one) if one.held > 0 => Err(one.hold_ref.mark_not_held()),
-                        _ => Ok(answer.reply),
-                    };
+                    if let Some(one) = unsettled.get(i).filter(|one| one.held > 0) {
+                        one.hold_ref.mark_not_held();
+                        // Nothing is lost if all guards have been released meanwhile.
+                        one.hold_ref.hold.check_not_lost()?;
+                    }
+                    return Ok(answer.reply);
                 }
                 let sent_at = answer.sent_at;
                 for (requested, one) in holds.iter().zip(&unsettled) {
@@ -366,14 +369,15 @@ impl<'a> SettleOnDrop<'a> {
 
 impl Drop for SettleOnDrop<'_> {
     fn drop(&mut self) {
-        let attempt_permit = self.progress.take_permit();
+        let permit = self.progress.take_permit();
         if self.settled.load(Ordering::Relaxed) {
             return;
         }
         match self.progress.was_sent() {
             true => {
-                let hold_ref = self.hold_ref.clone();
-                hold_ref.settle_detached(self.trace_lifetime.duration(), attempt_permit);
+                let (hold_ref, change) = (self.hold_ref.clone(), self.change);
+                let attempt = UnansweredAttempt { change, permit };
+                hold_ref.settle_detached(self.trace_lifetime.duration(), Some(attempt));
             }
             // It never reached the store.
             false => self.hold_ref.hold.state().attempt_answered(self.change),

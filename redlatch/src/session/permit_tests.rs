@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::hold::Yields;
 use crate::kind::Permits;
 use crate::locks::{Acquirable, Acquire, Held as _};
-use crate::store::embedded::failure_injection::Failure;
-use crate::test_prelude::run_others;
+use crate::store::embedded::failure_injection::Failure::{self, NoAnswer, NoEffect, NotSent};
+use crate::test_prelude::{SECOND, run_others};
 use crate::{Client, Embedded, ExpirableSemaphore, Guard, Lock, Semaphore};
 
 const MILLIS: Duration = Duration::from_millis(1);
@@ -476,6 +476,31 @@ async fn permits_with_known_ids_or_fixed_lease_are_released() {
     assert!(!is_handed_over(guard, mine.acquire()).await);
     let guard = acquire(&mine, 1).await;
     assert!(!is_handed_over(guard, mine.acquire().lease(1000 * MILLIS)).await);
+}
+
+/// The feared interleaving: an attempt is not answered, and neither is the release behind it, which is repeated in the
+/// background. The request settles the attempt itself, is granted the permits by the next one, and the caller takes them out.
+/// Then the background sends its release, of the same ids.
+#[tokio::test(start_paused = true)]
+async fn permits_taken_out_are_not_released_for_an_earlier_attempt() {
+    for attempt in [NoAnswer, NoEffect] {
+        for release in [NoAnswer, NoEffect, NotSent] {
+            let text = format!("{attempt:?}, {release:?}");
+            let store = Embedded::new();
+            let client = Client::builder().connect_embedded(&store).unwrap();
+            let semaphore = client.expirable_semaphore("a");
+            semaphore.try_set_permits(1).await.unwrap();
+            store.fail([attempt, release]);
+            let guard = semaphore.acquire().outage_limit(SECOND).await.unwrap();
+            assert_eq!(client.status().background, 1, "{text}");
+            let ids = guard.into_ids().unwrap();
+            client.flush().await;
+            assert_eq!(available(&semaphore).await, 0, "{text}");
+            semaphore.release_many(&ids).await.expect(&text);
+            let status = client.status();
+            assert_eq!((status.holds, status.background), (0, 0), "{text}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

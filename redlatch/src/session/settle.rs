@@ -9,6 +9,12 @@
 //!   `canceled-request-not-settled`.
 //! - *A release removes a later hold.* A hold that another settling has released is not released
 //!   again. The hold's turn orders the rest.
+//! - *A release for an attempt ends what a later attempt of the same owner has:* permits that a
+//!   caller has taken out, or a place in a fair queue. It is repeated in the background, while the
+//!   request settles the attempt itself and is granted the next one. So it is sent only while the
+//!   attempt is not acknowledged. Tests: `ledger/exploration` (permits),
+//!   `permits_taken_out_are_not_released_for_an_earlier_attempt`,
+//!   `waiter_keeps_its_place_while_an_earlier_attempt_is_settled`.
 //! - *An inner release frees the lock.* A release carries the count to keep. Mutant
 //!   `inner-release-unlocks-outer`.
 //! - *A repeated release reports a loss.* If the repetition finds nothing, the first one succeeded.
@@ -77,7 +83,8 @@ impl HoldRef {
         self.guard_removed(change);
     }
 
-    /// Removes one guard whose hold the store keeps on purpose: there is nothing to settle.
+    /// Removes one guard whose hold the store keeps on purpose: there is nothing to settle. Only for permits: their hold has one
+    /// guard, beside which no release is sent, so all earlier changes are acknowledged.
     pub(crate) fn leave_guard(&self, terms: Terms) {
         let change = {
             let mut state = self.hold.state();
@@ -105,6 +112,18 @@ impl HoldRef {
         };
         let mut turn = self.hold.turn().await?;
         let settled = self.settle_in_turn(up_to_change).await;
+        turn.record_result(&settled);
+        settled
+    }
+
+    /// Settles an attempt without an answer. Once a release behind it was answered, nothing is left to settle: what the store
+    /// has of the owner is a later attempt's.
+    async fn settle_attempt(&self, attempt: u64) -> Result<bool> {
+        let mut turn = self.hold.turn().await?;
+        if self.hold.state().ledger.has_acknowledged(attempt) {
+            return Ok(true);
+        }
+        let settled = self.settle_in_turn(attempt).await;
         turn.record_result(&settled);
         settled
     }
@@ -251,11 +270,8 @@ impl HoldRef {
         self.clone().settle_detached(lease, None);
     }
 
-    /// Settles in the background. Retries until the lease in the store must have ended.
-    ///
-    /// An attempt that may still be in flight keeps its permit until the first try to settle it has ended. So the attempts
-    /// that wait for settling are limited like those in flight, however many callers start and cancel attempts.
-    pub(super) fn settle_detached(self, lease: Duration, attempt_permit: Option<AttemptPermit>) {
+    /// Settles in the background: this attempt, or all changes. Retries until the lease in the store must have ended.
+    pub(super) fn settle_detached(self, lease: Duration, attempt: Option<UnansweredAttempt>) {
         let background = self.session.background.clone();
         let running = background.begin(&self.hold.object);
         let (unstarted, work) = (WarnIfDropped(Some(self)), running.to_ref());
@@ -265,7 +281,7 @@ impl HoldRef {
                 // If the lease has ended already, the first try is awaited all the same.
                 let response_timeout = hold_ref.session.store.response_timeout();
                 let ends = Instant::now() + lease.max(response_timeout.unwrap_or(FIRST_TRY));
-                let settling = hold_ref.settle_with_retries(ends, attempt_permit, &work);
+                let settling = hold_ref.settle_with_retries(ends, attempt, &work);
                 let mut settling = pin!(settling);
                 if timeout_at(ends, settling.as_mut()).await.is_err() {
                     // One that had ended before was free without the release.
@@ -276,7 +292,6 @@ impl HoldRef {
                     work.needless();
                     settling.await;
                 }
-                hold_ref.hold.state().ledger.settling_ended();
             }
         });
     }
@@ -285,7 +300,7 @@ impl HoldRef {
     pub(super) async fn settle_with_retries(
         &self,
         ends: Instant,
-        mut attempt_permit: Option<AttemptPermit>,
+        mut attempt: Option<UnansweredAttempt>,
         work: &WorkRef,
     ) {
         // A step in flight may take effect this late; its lease starts then.
@@ -294,16 +309,20 @@ impl HoldRef {
         loop {
             let key = self.hold.object.key();
             let permit = self.session.store.settling_permit(key).await;
-            let settled = self.settle().await;
-            drop((permit, attempt_permit.take()));
+            let settled = match &attempt {
+                Some(attempt) => self.settle_attempt(attempt.change).await,
+                None => self.settle().await,
+            };
+            drop((permit, attempt.as_mut().map(|one| one.permit.take())));
             let error = match settled {
-                Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
+                Ok(_) => return,
+                Err(Error::Lost { .. } | Error::WrongKind { .. }) => break,
                 Err(error) => error,
             };
             // After any error, even a refusal: its cause may end before the lease does.
             let Some((pause, is_refused)) = tries.failed(&error, Instant::now()) else {
                 tracing::debug!(lock, %owner, %error, "release abandoned");
-                return;
+                break;
             };
             tracing::debug!(lock, %owner, %error, "release failed; retrying");
             if is_refused {
@@ -312,7 +331,17 @@ impl HoldRef {
             }
             tokio::time::sleep(pause).await;
         }
+        self.hold.state().ledger.settling_abandoned();
     }
+}
+
+/// An attempt without an answer, which is settled in the background.
+pub(super) struct UnansweredAttempt {
+    /// Its number among the changes of the hold.
+    pub(super) change: u64,
+    /// It may still be in flight, so it keeps its permit until the first try to settle it has ended. So the attempts that
+    /// wait for settling are limited like those in flight, however many callers start and cancel attempts.
+    pub(super) permit: Option<AttemptPermit>,
 }
 
 /// A release that can be canceled or fail between being sent and being answered. Its hold remembers that:
@@ -370,7 +399,7 @@ impl Drop for WarnIfDropped {
         if let Some(hold_ref) = &self.0 {
             tracing::warn!(lock = hold_ref.hold.object.full_name(), owner = %hold_ref.hold.field,
                 "no runtime to release the lock in; it is free when its lease ends");
-            hold_ref.hold.state().ledger.settling_ended();
+            hold_ref.hold.state().ledger.settling_abandoned();
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Acquiring, losing and settling on a stopped clock, with the embedded store.
 
 use std::collections::HashSet;
+use std::future::IntoFuture as _;
 use std::hash::{BuildHasher as _, BuildHasherDefault};
 
 use tokio::time::Instant;
@@ -17,7 +18,7 @@ use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
 };
-use crate::test_prelude::{SECOND, clients};
+use crate::test_prelude::{SECOND, clients, run_others};
 use crate::{Client, Embedded, Guard, Lock, MultiLock, RedLock};
 
 /// A client of a store that can fail.
@@ -650,6 +651,33 @@ async fn acquisition_without_answer_is_undone() {
             assert!(!a.is_locked().await.unwrap() && !b.is_locked().await.unwrap());
             assert_eq!(refs(session(&kept)), [1]);
         }
+    }
+}
+
+/// The release behind the unanswered attempt is repeated when the next attempt of the same request has a place in the queue.
+#[tokio::test(start_paused = true)]
+async fn waiter_keeps_its_place_while_an_earlier_attempt_is_settled() {
+    for failure in [NoAnswer, NoEffect] {
+        let (store, [client, peer, other]) = clients();
+        let [mine, theirs, third] = [&client, &peer, &other].map(|one| one.fair_lock("a"));
+        let held = theirs.lock().await.unwrap();
+        store.fail([failure, NotSent]);
+        let first = tokio::spawn(mine.lock().outage_limit(SECOND).into_future());
+        tokio::time::sleep(SECOND / 10).await;
+        let second = tokio::spawn(third.lock().into_future());
+        run_others().await;
+        assert_eq!(client.status().background, 1, "{failure:?}");
+        let owners = async || {
+            let queue = mine.queue().await.unwrap();
+            Vec::from_iter(queue.into_iter().map(|waiter| waiter.owner))
+        };
+        let before = owners().await;
+        client.flush().await;
+        assert_eq!(before.len(), 2);
+        assert_eq!(owners().await, before, "{failure:?}");
+        held.unlock().await.unwrap();
+        first.await.unwrap().unwrap().unlock().await.unwrap();
+        second.await.unwrap().unwrap().unlock().await.unwrap();
     }
 }
 

@@ -2,9 +2,9 @@
 //! loss of the hold between any two events.
 //!
 //! Left out, because a ledger cannot know it: the store loses a hold by itself, a lease ends, and a frozen server executes
-//! later what a broken connection has carried. Guards that leave the hold to its lease (`detach`), and the end of settling
-//! without an answer, are left out as well: then the store has more than the client on purpose. So is the ledger of a ticket,
-//! which does the same as that of a waiter to which the object is transferred.
+//! later what a broken connection has carried. The end of settling without an answer is left out as well: then the store has
+//! more than the client on purpose. So is the ledger of a ticket, which does the same as that of a waiter to which the object
+//! is transferred.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -20,7 +20,7 @@ const MAX_GUARDS: u32 = 2;
 const MAX_SENT: usize = 3;
 const MAX_GENERATIONS: u8 = 3;
 
-/// Maximum number of states of each feature, unless `REDLATCH_STATES` is set. There are 500,000 at most.
+/// Maximum number of states of each feature, unless `REDLATCH_STATES` is set. There are 1,200,000 at most.
 const MAX_STATES: u64 = 20_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,6 +53,8 @@ enum Feature {
     Transfers,
     /// An attempt that fails joins the queue of a fair lock.
     Grants,
+    /// One acquisition, whose guard may leave the hold to its lease (`detach`).
+    Permits,
 }
 
 /// The step whose caller awaits its answer: steps of one owner are sent in turn.
@@ -85,6 +87,14 @@ struct State {
     offered: Option<u64>,
     /// Whether a step follows an attempt that waits. If it is not sent, it is repeated: the request tries again, or leaves.
     retries: bool,
+    /// The latest attempt whose outcome its caller does not know, until it is acknowledged. The background settles it.
+    unanswered: u64,
+    /// The latest guard that was removed, or loss at a limit. The background settles it at any later time.
+    removed: u64,
+    /// Whether a request may have left the queue of the store. The background settles that at any later time.
+    may_leave: bool,
+    /// Whether a guard has left the hold to its lease.
+    detached: bool,
     /// The message of the latest grant.
     message: Option<i64>,
     /// What two connections carry that the store has not executed: attempts, and other commands. A release that must follow
@@ -117,6 +127,10 @@ impl State {
             awaited: None,
             offered: None,
             retries: false,
+            unanswered: 0,
+            removed: 0,
+            may_leave: false,
+            detached: false,
             message: None,
             sent: Default::default(),
             stored: 0,
@@ -150,13 +164,20 @@ impl State {
         let mut add = |name, change: &dyn Fn(&mut State)| {
             let mut next = self.clone();
             change(&mut next);
+            if next.ledger.has_acknowledged(next.unanswered) {
+                next.unanswered = 0;
+            }
             all.push((name, next));
         };
         let has_room = self.ledger.latest() < MAX_CHANGES
             && self.sent.iter().all(|steps| steps.len() < MAX_SENT);
         let is_idle = !self.lost && self.ledger.is_settled();
         if self.awaited.is_none() && has_room {
-            if is_idle && self.guards < MAX_GUARDS {
+            let may_acquire = match self.feature {
+                Feature::Permits => self.guards == 0 && self.removed == 0 && !self.detached,
+                _ => self.guards < MAX_GUARDS,
+            };
+            if is_idle && may_acquire {
                 add("acquires", &|state| {
                     state.retries |= state.ledger.expected_grant.is_some();
                     let attempt = state.ledger.begin_attempt();
@@ -183,8 +204,9 @@ impl State {
                     state.send(Step::Ticket { attempt }, ATTEMPTS);
                 });
             }
-            // Also if nothing is left to settle: the work in the background does not look first.
-            add("settles", &State::settle);
+            if self.has_to_settle() {
+                add("settles", &State::settle);
+            }
         }
         if self.awaited.is_none() && self.guards < MAX_GUARDS {
             if let Some(attempt) = self.offered
@@ -210,7 +232,14 @@ impl State {
         if self.guards > 0 && !self.awaits_ticket() && has_room {
             add("drops a guard", &|state| {
                 state.guards -= 1;
-                state.ledger.guard_removed();
+                state.removed = state.ledger.guard_removed();
+            });
+        }
+        if self.guards > 0 && !self.lost && self.feature == Feature::Permits && has_room {
+            add("leaves the hold to its lease", &|state| {
+                (state.guards, state.owes, state.detached) = (0, false, true);
+                let removal = state.ledger.guard_removed();
+                state.ledger.kept_in_store(removal);
             });
         }
         if !self.lost && self.guards > 0 {
@@ -226,6 +255,7 @@ impl State {
                 (state.lost, state.at_limit) = (false, false);
                 state.generations += 1;
                 state.offered = None;
+                (state.unanswered, state.removed) = (0, 0);
                 if let Some(awaited) = &mut state.awaited {
                     awaited.superseded = true;
                 }
@@ -269,6 +299,16 @@ impl State {
         all
     }
 
+    /// Returns whether a release may be sent now: by the work in the background, by the next acquisition, or because nothing
+    /// refers to the hold any more. What acquires after a loss settles the lost hold, too.
+    fn has_to_settle(&self) -> bool {
+        let ledger = &self.ledger;
+        let removal = self.removed;
+        let of_guard = removal > 0 && (self.guards > 0 || ledger.released_at() < removal);
+        let is_needed = self.unanswered > 0 || of_guard || self.may_leave;
+        is_needed || self.lost || !ledger.is_settled()
+    }
+
     fn awaits_ticket(&self) -> bool {
         let awaited = self.awaited.as_ref();
         awaited.is_some_and(|awaited| matches!(awaited.step, Step::Ticket { .. }))
@@ -295,6 +335,7 @@ impl State {
         self.at_limit = at_limit;
         if at_limit {
             self.ledger.lost_at_limit();
+            self.removed = self.ledger.latest();
         }
     }
 
@@ -379,18 +420,23 @@ impl State {
             } => {
                 self.retries = false;
                 // A lost hold accepts no guard: what the store has granted must be released.
-                if !(reply && self.lost) {
+                if reply && self.lost {
+                    self.unanswered = attempt;
+                } else {
                     self.ledger.attempt_answered(attempt);
                     self.guards += u32::from(reply);
                     self.owes |= reply;
                 }
                 if !reply && self.feature == Feature::Grants {
                     self.ledger.expect_grant(number, self.end);
+                    self.may_leave = true;
                 }
             }
-            Step::Transfer { attempt } if reply => self.offered = Some(attempt),
+            Step::Transfer { attempt } if reply => {
+                (self.offered, self.unanswered) = (Some(attempt), attempt);
+            }
             // The first one may have transferred it: a release follows.
-            Step::Transfer { .. } if awaited.repeated => {}
+            Step::Transfer { attempt } if awaited.repeated => self.unanswered = attempt,
             Step::Transfer { attempt } => self.ledger.attempt_answered(attempt),
             Step::Ticket { attempt } if awaited.refused => self.ledger.attempt_answered(attempt),
             Step::Ticket { .. } => {
@@ -439,10 +485,10 @@ impl State {
             // It consumes the guard, and counts as its release.
             Step::Ticket { .. } => {
                 self.ledger.release_unanswered(0);
-                self.ledger.guard_removed();
+                self.removed = self.ledger.guard_removed();
                 self.guards = 0;
             }
-            Step::Acquire { .. } | Step::Transfer { .. } => {}
+            Step::Acquire { attempt, .. } | Step::Transfer { attempt } => self.unanswered = attempt,
         }
     }
 
@@ -457,6 +503,9 @@ impl State {
         let has_guards = !self.lost && !self.awaits_ticket();
         if has_guards && self.stored < self.guards {
             return Err("a guard is valid that the store does not have");
+        }
+        if self.detached && self.stored == 0 {
+            return Err("a hold was released that a guard has left to its lease");
         }
         if has_guards && in_flight().any(released_too_much) {
             return Err("a release is in flight that takes a guard's hold");
@@ -475,7 +524,7 @@ impl State {
             if expects_grant && (self.guards > 0 || self.stored > 1) {
                 return Err("an owner that holds the object expects a grant");
             }
-            let may_wait = expects_grant || self.retries || self.leaves_queue();
+            let may_wait = expects_grant || self.retries || self.leaves_queue() || self.detached;
             if !may_wait && (self.stored != self.guards || self.queued.is_some()) {
                 return Err("settled, but the store has another count or waits");
             }
@@ -512,6 +561,7 @@ fn settled_ledger_and_store_agree() {
         (Feature::Tickets, 11),
         (Feature::Transfers, 12),
         (Feature::Grants, 12),
+        (Feature::Permits, 11),
     ] {
         let name = format!("ledger with {feature:?}");
         let events = explore(&name, State::first(feature), MAX_STATES);

@@ -44,7 +44,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use self::ask::ask;
 use crate::error::Result;
@@ -60,6 +60,7 @@ use crate::locks::read_write::Write;
 use crate::locks::spin::Spin;
 use crate::locks::{Acquire, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::owner::OwnerId;
+use crate::runtime::sleep_until;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
@@ -327,7 +328,7 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: PeriodId
     while hold.state().held_period() == Some(period) {
         check_while_held(session, hold, period).await;
         // The answer that it is missing may be wrong, in a failover.
-        tokio::time::sleep(session.watchdog.lease().renewal_interval()).await;
+        sleep_until(Instant::now() + session.watchdog.lease().renewal_interval()).await;
     }
     std::future::pending().await
 }

@@ -123,13 +123,14 @@ impl LocalHandoff {
         )
     }
 
-    /// Asks the store whether other clients wait, and then offers the hold. If the store does not answer soon, the hold has to
-    /// be released.
+    /// Asks the store whether other clients wait, and then offers the hold. If the store does not
+    /// answer soon, or there is no runtime with timers, the hold has to be released.
     pub(crate) async fn offer_after_check(
         hold_ref: &HoldRef,
         terms: Terms,
         released_at: Instant,
     ) -> Result<(), NoHandoff> {
+        crate::runtime::current().map_err(|_| NoHandoff::Release)?;
         let HoldRef { session, hold, .. } = hold_ref;
         let asking = session.check_handoff(&hold.object, hold);
         let _ = timeout(CHECK_LIMIT, asking).await;

@@ -315,6 +315,9 @@ fn runtime_without_timers_causes_error() {
             let _ = both.is_held_by(held.owner()).await;
             poll_until(pin!(held.lost()), tokio::task::yield_now()).await;
             assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
+            poll_until(pin!(held.asked()), tokio::task::yield_now()).await;
+            let work = tokio::task::yield_now();
+            assert_eq!(held.run_until_asked(work).await.unwrap(), Some(()));
             // Whatever cannot be released in this runtime is released in the other one.
             let _ = more.unlock().await;
             drop(held);
@@ -323,6 +326,24 @@ fn runtime_without_timers_causes_error() {
             free(done("released", lock.lock()).await).await;
         });
     }
+}
+
+/// A section is so long that its release asks the store before the lock passes on, which needs a timer. Without one, the lock is
+/// released.
+#[test]
+fn long_section_is_released_in_runtime_without_timers() {
+    let whole = threaded_runtime();
+    let bare = tokio::runtime::Builder::new_current_thread().build();
+    let bare = bare.unwrap();
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let guard = held_in(&whole, lock.clone());
+    let waiter = whole.block_on(waiter_of(&client, lock.lock()));
+    std::thread::sleep(Duration::from_millis(20));
+    let _ = bare.block_on(guard.unlock());
+    whole.block_on(async {
+        free(joined("acquired", waiter).await).await;
+    });
 }
 
 /// Nothing panics in a runtime without sockets.
