@@ -1,8 +1,8 @@
 //! MariaDB checks the token, with the table and the procedure of [`SCHEMA`].
 
 #[cfg(feature = "testing")]
-use sqlx::Connection;
-use sqlx::{Error, MySqlConnection};
+use sqlx::{Connection, MySqlConnection};
+use sqlx::{Error, MySql, Transaction};
 
 /// The table and the procedure that check tokens: a script for the client `mariadb`, with `DELIMITER`. For a migration that runs once: it fails if they exist.
 pub const SCHEMA: &str = include_str!("mariadb.sql");
@@ -44,7 +44,7 @@ pub async fn book(
 ///
 /// If a greater token has been recorded ([`is_stale`]), or as of sqlx. The caller must roll back.
 pub async fn fence(
-    transaction: &mut MySqlConnection,
+    transaction: &mut Transaction<'_, MySql>,
     resource: &str,
     token: u64,
 ) -> Result<(), Error> {
@@ -54,7 +54,7 @@ pub async fn fence(
     check
         .bind(resource)
         .bind(token)
-        .execute(transaction)
+        .execute(&mut **transaction)
         .await?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! PostgreSQL checks the token, with the client sqlx, and the table and the function of [`SCHEMA`].
 
 #[cfg(feature = "testing")]
-use sqlx::Connection;
-use sqlx::{Error, PgConnection};
+use sqlx::{Connection, PgConnection};
+use sqlx::{Error, Postgres, Transaction};
 
 /// The table and the function that check tokens. For a migration that runs once: it fails if they exist.
 pub const SCHEMA: &str = include_str!("postgresql.sql");
@@ -44,7 +44,7 @@ pub async fn book(
 ///
 /// If a greater token has been recorded ([`is_stale`]), or as of sqlx.
 pub async fn fence(
-    transaction: &mut PgConnection,
+    transaction: &mut Transaction<'_, Postgres>,
     resource: &str,
     token: u64,
 ) -> Result<(), Error> {
@@ -54,7 +54,7 @@ pub async fn fence(
     check
         .bind(resource)
         .bind(token)
-        .execute(transaction)
+        .execute(&mut **transaction)
         .await?;
     Ok(())
 }

@@ -14,12 +14,14 @@ pub struct Stale {
 /// More tokens than were acquired without a write since the storage has recorded its greatest one.
 const UNRECORDED: u64 = 1 << 32;
 
-/// Runs `work` as [`release_after`] does, and once more if the storage has refused the token: with a far greater one than
+/// Runs `work` as [`release_after`] does, and once more if the storage has refused the token: with a greater one than
 /// the storage has recorded. `work` begins a new transaction each time, and returns [`Stale`] after it has rolled back.
 ///
 /// A token is refused because the lock was lost and a later holder has written, or because Redis has lost its data, so that
-/// tokens began at 1 again. In both cases another acquisition is right. Holders from before the loss may not have noticed it, and
-/// hold tokens that the storage does not know yet, so the new one is beyond all of those, too.
+/// tokens began at 1 again. In both cases another acquisition is right. After lost data, holders from before may not have
+/// noticed it, and hold tokens that the storage does not know yet, so the new one is far greater, beyond all of those, too.
+///
+/// Not for tokens of the clock (`clock_tokens`), which grow by themselves: they would be ahead of the clock for an hour.
 ///
 /// # Cancel safety
 ///
@@ -39,8 +41,10 @@ where
 {
     match release_after(lock, work.clone()).await? {
         Err(Stale { greatest }) => {
-            let unused = greatest.saturating_add(UNRECORDED).min(MAX_TOKEN);
-            lock.advance_token(unused).await?;
+            if lock.current_token().await? < greatest {
+                let unused = greatest.saturating_add(UNRECORDED).min(MAX_TOKEN);
+                lock.advance_token(unused).await?;
+            }
             release_after(lock, work).await
         }
         written => Ok(written),

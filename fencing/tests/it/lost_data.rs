@@ -56,6 +56,26 @@ async fn writers_get_over_lost_tokens() {
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
 }
 
+/// A later holder has written. The lock's tokens are as they should be, and stay so.
+#[tokio::test]
+async fn token_of_an_earlier_holder_is_replaced_by_the_next_one() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.fenced_lock("account");
+    let later = lock.clone();
+    let written = retry_stale(&lock, move |token| {
+        let later = later.clone();
+        async move {
+            if token == 1 {
+                let greatest = later.advance_token(token + 1).await.unwrap();
+                return Err(Stale { greatest });
+            }
+            Ok(token)
+        }
+    });
+    assert_eq!(written.await.unwrap(), Ok(3));
+}
+
 /// If the second token is refused, too, the caller hears so.
 #[tokio::test]
 async fn token_that_is_refused_twice_is_reported() {

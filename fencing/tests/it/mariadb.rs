@@ -113,7 +113,9 @@ async fn concurrent_transactions_on_one_resource_are_ordered() {
             let account = unique("account");
             if has_row {
                 let mut connection = database.connect().await;
-                fence(&mut connection, &account, 3).await.unwrap();
+                let mut transaction = connection.begin().await.unwrap();
+                fence(&mut transaction, &account, 3).await.unwrap();
+                transaction.commit().await.unwrap();
             }
             let second = overlap(&database, &account, tokens, commits).await;
             let what = format!("{has_row} {tokens:?} {commits}");
