@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
 use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
-use super::scheduler::KEPT;
+use super::scheduler::{KEPT, millis};
 use super::{Cron, History, Job, Outcome, Run, RunRecord, RunState, Scheduled};
 use crate::lease::Lease;
 use crate::step::differential::check_random;
@@ -1117,6 +1117,64 @@ async fn each_slot_of_an_outage_is_logged_unless_it_is_caught_up() {
             assert_eq!(lines.len(), missed, "{overlap:?} {catch_up:?} {lines:?}");
         }
     }
+}
+
+/// The same while another user holds the lock.
+#[tokio::test(start_paused = true)]
+async fn each_slot_runs_or_is_logged_while_another_user_holds_the_lock() {
+    for (overlap, ran) in [
+        (Overlap::Skip, 2),
+        (Overlap::Wait, 2),
+        // They run beside each other.
+        (Overlap::Allow, 7),
+    ] {
+        let (log, _logged) = logged();
+        let fleet = Fleet::new("2027-01-01T01:59:55");
+        let (client, job) = (fleet.client(), fleet.utc_job("*/10 * * * * *"));
+        let (lock, side) = (client.lock("job"), client.read_write_lock("job").write());
+        let (mut alone, mut writer) = (None, None);
+        match overlap {
+            Overlap::Allow => writer = Some(side.lock().await.unwrap()),
+            _ => alone = Some(lock.lock().await.unwrap()),
+        }
+        let machine = fleet.start(0, job.overlap(overlap), SECOND / 10);
+        sleep(122 * SECOND).await;
+        drop((alone, writer));
+        sleep(5 * SECOND).await;
+        machine.stop().await;
+        assert_eq!(fleet.slots().len(), ran, "{overlap:?}");
+        let missed = log.lines(&["a firing was missed"]);
+        assert_eq!(missed.len(), 13 - ran, "{overlap:?} {missed:?}");
+    }
+}
+
+/// It has only just acquired the lock when the next firing of this machine is due.
+#[tokio::test(start_paused = true)]
+async fn slot_that_another_machine_begins_is_not_missed() {
+    let (log, _logged) = logged();
+    let fleet = Fleet::new("2027-01-01T01:59:55");
+    let client = fleet.client();
+    let held = client.lock("job").lock().await.unwrap();
+    let machine = fleet.start(0, fleet.utc_job("*/10 * * * * *"), SECOND);
+    sleep(15 * SECOND + SECOND / 2).await;
+    let begin = Begin {
+        keys: &client.job("job").keys,
+        run: "run",
+        slot: millis(at("2027-01-01T02:00")),
+        attempts: 1,
+        ahead: 0,
+        overlap: Overlap::Skip,
+        kept: KEPT,
+        time_to_live: Lease::from_remaining(MINUTE),
+        runner: &format!("{}\njob\nhost\nby", held.owner_id()),
+        schedule: "UTC */10 * * * * *",
+    };
+    let store = &client.job("job").session.store;
+    let begun = store.run_idempotent(&begin.step()).await.unwrap();
+    assert_eq!(begun, Begun::New(1));
+    sleep(5 * SECOND).await;
+    machine.stop().await;
+    assert_eq!(log.lines(&["a firing was missed"]), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]
