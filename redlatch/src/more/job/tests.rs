@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
-use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
+use super::rules::{Begin, Begun, MAX_FIELDS, Overlap, attempt_key, finish, read};
 use super::scheduler::{KEPT, millis};
 use super::{Cron, History, Job, Outcome, Run, RunRecord, RunState, Scheduled};
 use crate::lease::Lease;
@@ -636,6 +636,7 @@ struct Beginner {
     job: Job,
     /// Times count from here, in the time of the store.
     now: i64,
+    kept: u32,
 }
 
 impl Beginner {
@@ -648,7 +649,13 @@ impl Beginner {
             .await;
         let now = record.unwrap().now;
         let client = client.clone();
-        Beginner { client, job, now }
+        let kept = KEPT;
+        Beginner {
+            client,
+            job,
+            now,
+            kept,
+        }
     }
 
     /// Begins the run of a slot so many seconds from now. `lock` has the owner of its lock and the key, as lines, or is
@@ -675,7 +682,7 @@ impl Beginner {
             attempts,
             ahead: 60_000,
             overlap,
-            kept: KEPT,
+            kept: self.kept,
             time_to_live: Lease::from_remaining(MINUTE),
             runner: &runner,
             schedule: "UTC @hourly",
@@ -746,6 +753,26 @@ async fn dead_run_is_not_repeated_after_a_later_one() {
             let again = job.begin("c", -20, 2, overlap, DEAD).await;
             assert_eq!(again, repeated, "{overlap:?} {later:?}");
         }
+    })
+    .await;
+}
+
+/// Another program may have written any hash.
+#[tokio::test]
+async fn of_a_record_that_keeps_too_much_at_most_20_runs_are_known() {
+    Beginner::on_each_store(async |client, lasts| {
+        let mut job = Beginner::new(client).await;
+        job.kept = u32::MAX;
+        // And `last`, `latest` and `schedule`.
+        let largest = i64::from(MAX_FIELDS) - 3;
+        for slot in 1..=largest {
+            let begun = job.begin("a", slot - 300, 1, Overlap::Allow, lasts).await;
+            assert_eq!(begun, Begun::New(1));
+        }
+        let history = job.job.history().await.unwrap();
+        assert_eq!(history.unwrap().runs.len(), KEPT as usize);
+        job.begin("a", 0, 1, Overlap::Allow, lasts).await;
+        assert_eq!(job.job.history().await.unwrap(), None);
     })
     .await;
 }
