@@ -138,6 +138,28 @@ fn firings_follow_the_clocks_of_the_zone() {
     }
 }
 
+/// As in cron.
+#[test]
+fn both_days_must_match_if_one_begins_with_a_star() {
+    for (text, expected) in [
+        ("0 9 */2 * 1", ["2026-11-09", "2026-11-23", "2026-12-07"]),
+        ("0 0 9 */2 * 1", ["2026-11-09", "2026-11-23", "2026-12-07"]),
+        ("0 9 13 * */2", ["2026-12-13", "2027-02-13", "2027-03-13"]),
+        (
+            "0 9 1-31/2 */1 1",
+            ["2026-11-07", "2026-11-09", "2026-11-11"],
+        ),
+        ("0 9 * * 1", ["2026-11-09", "2026-11-16", "2026-11-23"]),
+    ] {
+        let all = firings(&cron(text, "UTC"), "2026-11-07T00:00", 3);
+        assert_eq!(
+            all,
+            expected.map(|day| format!("{day}T09:00:00Z")),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn bad_expressions_and_zones_are_refused_with_the_reason() {
     for (text, reason) in [
