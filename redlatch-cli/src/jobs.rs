@@ -51,7 +51,7 @@ pub(crate) async fn jobs(store_args: &StoreArgs, args: &Jobs) -> Result<u8, Fail
     let client = store::connect(store_args, Client::builder()).await?;
     let histories = match &args.name {
         Some(name) => Vec::from_iter(client.job(name).history().await?),
-        None => read_all(&client, "*", args.json).await?,
+        None => read_all(&client, client.jobs("*").await?, args.json).await?,
     };
     let now = SystemTime::now();
     if args.json {
@@ -65,11 +65,10 @@ pub(crate) async fn jobs(store_args: &StoreArgs, args: &Jobs) -> Result<u8, Fail
     }
 }
 
-/// Returns all jobs that match a pattern, in the order of their names, with the outputs of their runs
-/// or without them.
+/// Returns the jobs with these names, in the same order, with the outputs of their runs or without them.
 pub(crate) async fn read_all(
     client: &Client,
-    pattern: &str,
+    names: Vec<String>,
     outputs: bool,
 ) -> redlatch::Result<Vec<History>> {
     let read = async |name: String| {
@@ -79,8 +78,7 @@ pub(crate) async fn read_all(
             false => job.history_without_outputs().await,
         }
     };
-    let names = stream::iter(client.jobs(pattern).await?);
-    let mut histories = pin!(names.map(read).buffered(READS));
+    let mut histories = pin!(stream::iter(names).map(read).buffered(READS));
     let mut all = Vec::new();
     while let Some(history) = histories.next().await {
         match history {

@@ -50,11 +50,17 @@ async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure
         return ask_for_permit(client, name, permit, unlock).await;
     }
     match client.inspect(name).await? {
-        Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
+        Some(
+            ObjectState::ReadWriteLock { writer: None, .. }
+            | ObjectState::FairReadWriteLock { writer: None, .. },
+        ) => Err(Failure::wrong_kind(format!(
             "{name}: readers cannot be asked: others would take their place"
         ))),
         Some(ObjectState::ReadWriteLock { .. }) => {
             ask_holder(&client.read_write_lock(name).write(), unlock).await
+        }
+        Some(ObjectState::FairReadWriteLock { .. }) => {
+            ask_holder(&client.fair_read_write_lock(name).write(), unlock).await
         }
         // Locks of the other kinds have the same data.
         Some(ObjectState::Lock { .. }) | None => ask_holder(&client.lock(name), unlock).await,

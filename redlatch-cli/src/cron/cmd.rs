@@ -13,7 +13,9 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::{Either, select};
 use redlatch::job::{MAX_OUTPUT, Outcome, Overlap, Run};
+use rustix::process::Pid;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
@@ -57,7 +59,7 @@ type Turn = (String, Option<SystemTime>);
 /// Runs the command to its end. If this future is dropped, the command ends, too.
 pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcome {
     let (slot, attempt) = (text::utc_time(run.slot()), run.attempt());
-    let (name, mut output) = (&line.name, Vec::new());
+    let name = &line.name;
     let of_slot = (line.options.overlap == Overlap::Allow).then_some(run.slot());
     let turn = (name.clone(), of_slot);
     let mut working = commands.working.subscribe();
@@ -67,12 +69,13 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
     let ended = match start(&line, &slot, attempt, turn, &commands) {
         Ok(process) => {
             let ends = commands.ends.subscribe();
-            process.until_ended(&line, &mut output, ends).await
+            process.until_ended(line.options.timeout, ends).await
         }
         Err(error) => Err(error),
     };
-    let ended = ended.unwrap_or_else(|error| Err(format!("could not be started: {error}")));
-    let outcome = match ended {
+    let failed = |error| (Err(format!("could not be started: {error}")), Vec::new());
+    let (how, output) = ended.unwrap_or_else(failed);
+    let outcome = match how {
         Ok(how) => Outcome::success(how),
         Err(how) => {
             note!("{name}: {slot}, attempt {attempt}: {how}");
@@ -84,10 +87,11 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
 
 /// A process that runs the command.
 struct Process {
-    ended: JoinHandle<io::Result<ExitStatus>>,
+    ended: oneshot::Receiver<io::Result<ExitStatus>>,
     /// When it is closed, the process ends the command.
     lifeline: PipeWriter,
-    output: pipe::Receiver,
+    /// The end of the output, when all of it is printed.
+    output: JoinHandle<Vec<u8>>,
 }
 
 fn start(
@@ -99,6 +103,7 @@ fn start(
 ) -> io::Result<Process> {
     let (input, lifeline) = io::pipe()?;
     let (output, out) = io::pipe()?;
+    let output = pipe::Receiver::from_owned_fd(OwnedFd::from(output))?;
     let mut command = internal_command(InternalCommand::JOB, Unblock::These(&commands.blocked));
     command.arg(format!("--name={}", line.name));
     let kill_after = commands.kill_after.as_millis();
@@ -110,43 +115,48 @@ fn start(
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
     let (pid, _) = own_processes::spawn(&mut command)?;
-    let working = commands.working.clone();
+    let (working, name) = (commands.working.clone(), line.name.clone());
     working.send_if_modified(|working| working.insert(turn.clone()));
-    // A task, because it also has to end when the lock is lost and `run` is dropped.
-    let ended = tokio::spawn(async move {
-        let (done, status) = oneshot::channel();
-        let waiting = spawn_without_signals("run", move || done.send(own_processes::wait_for(pid)));
-        let status = status.await;
+    let (report, ended) = oneshot::channel();
+    // A task, because it goes on when the lock is lost and `run` is dropped: what a command prints
+    // when it is ended is read, too.
+    let output = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        match select(pin!(status(pid)), pin!(print(output, &name, &mut kept))).await {
+            Either::Left((status, printing)) => {
+                let _ = report.send(status);
+                let _ = timeout(LAST_OUTPUT, printing).await;
+            }
+            Either::Right(((), status)) => drop(report.send(status.await)),
+        }
         working.send_if_modified(|working| working.remove(&turn));
-        waiting?;
-        let status = status.map_err(io::Error::other)??;
-        Ok(ExitStatus::from_raw(status.as_raw()))
+        kept
     });
     Ok(Process {
         ended,
         lifeline,
-        output: pipe::Receiver::from_owned_fd(OwnedFd::from(output))?,
+        output,
     })
 }
 
+/// Waits for the end of a process.
+async fn status(pid: Pid) -> io::Result<ExitStatus> {
+    let (done, status) = oneshot::channel();
+    spawn_without_signals("run", move || done.send(own_processes::wait_for(pid)))?;
+    let status = status.await.map_err(io::Error::other)??;
+    Ok(ExitStatus::from_raw(status.as_raw()))
+}
+
 impl Process {
-    /// Waits for the end of the command, and ends it at its timeout or when `ends` becomes true.
-    /// Returns how it has ended; the error is that of a failure.
+    /// Waits for the end of the command, and ends it after `limit` or when `ends` becomes true. Returns
+    /// how it has ended (the error is that of a failure), and the end of its output.
     async fn until_ended(
         self,
-        line: &Line,
-        kept: &mut Vec<u8>,
+        limit: Option<Duration>,
         mut ends: watch::Receiver<bool>,
-    ) -> io::Result<Result<String, String>> {
-        let Process {
-            mut ended,
-            lifeline,
-            output,
-        } = self;
-        let mut lifeline = Some(lifeline);
-        let mut reading = pin!(print(output, &line.name, kept));
-        let mut is_read = false;
-        let limit = line.options.timeout;
+    ) -> io::Result<(Result<String, String>, Vec<u8>)> {
+        let mut ended = self.ended;
+        let mut lifeline = Some(self.lifeline);
         let mut timed_out = pin!(sleep(limit.unwrap_or(Duration::MAX)));
         let mut reason = None;
         let status = loop {
@@ -162,18 +172,16 @@ impl Process {
                     reason = Some("ended by a signal to redlatch cron".to_owned());
                     lifeline = None;
                 }
-                () = &mut reading, if !is_read => is_read = true,
             }
         };
-        if !is_read {
-            let _ = timeout(LAST_OUTPUT, reading).await;
-        }
+        let output = self.output.await.map_err(io::Error::other)?;
         let code = status.code().map(|code| format!("exit code {code}"));
         let how = reason.or(code).unwrap_or_else(|| status.to_string());
-        Ok(match status.success() {
+        let how = match status.success() {
             true => Ok(how),
             false => Err(how),
-        })
+        };
+        Ok((how, output))
     }
 }
 

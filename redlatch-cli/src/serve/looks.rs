@@ -11,6 +11,7 @@ use redlatch::job::History;
 use redlatch::{Client, Error, Leader};
 use tokio::sync::watch;
 
+use super::metrics::MAX_NAMES;
 use crate::args::Serve;
 use crate::exit::{self, Failure};
 use crate::jobs::{self, READS};
@@ -49,8 +50,10 @@ pub(super) struct Found {
     pub(super) deadlocks: Vec<Deadlock>,
     /// The leaders by the names of their elections.
     pub(super) leaders: HashMap<String, Leader>,
-    /// The jobs by name.
+    /// The jobs by name, up to [`MAX_NAMES`].
     pub(super) jobs: Vec<History>,
+    /// Number of further jobs.
+    pub(super) omitted_jobs: usize,
 }
 
 impl Latest {
@@ -104,6 +107,7 @@ impl Found {
             deadlocks: Vec::new(),
             leaders: HashMap::new(),
             jobs: Vec::new(),
+            omitted_jobs: 0,
         }
     }
 }
@@ -201,7 +205,8 @@ async fn look(reader: &mut Reader, pattern: &str, changes: &mut Changes) -> Resu
     let mut found = Found::new(look, changes);
     found.deadlocks = why::in_json(&found.look.graph);
     let (leaders, jobs) = tokio::join!(leaders(&client, &found.look), jobs(&client, pattern));
-    (found.leaders, found.jobs) = (leaders, jobs?);
+    found.leaders = leaders;
+    (found.jobs, found.omitted_jobs) = jobs?;
     Ok(found)
 }
 
@@ -217,11 +222,17 @@ async fn leaders(client: &Client, look: &Look) -> HashMap<String, Leader> {
     read.filter_map(future::ready).collect().await
 }
 
-/// Returns the jobs whose names match a pattern, without the outputs of their runs, if they can be
-/// read.
-async fn jobs(client: &Client, pattern: &str) -> Result<Vec<History>, Error> {
-    match jobs::read_all(client, pattern, false).await {
-        Err(Error::NotPermitted { .. }) => Ok(Vec::new()),
+/// Returns the first jobs whose names match a pattern, without the outputs of their runs, if they can
+/// be read, and the number of the others.
+async fn jobs(client: &Client, pattern: &str) -> Result<(Vec<History>, usize), Error> {
+    let read = async {
+        let mut names = client.jobs(pattern).await?;
+        let omitted = names.len().saturating_sub(MAX_NAMES);
+        names.truncate(MAX_NAMES);
+        Ok((jobs::read_all(client, names, false).await?, omitted))
+    };
+    match read.await {
+        Err(Error::NotPermitted { .. }) => Ok((Vec::new(), 0)),
         jobs => jobs,
     }
 }
@@ -229,6 +240,8 @@ async fn jobs(client: &Client, pattern: &str) -> Result<Vec<History>, Error> {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
+    use redlatch::job::Cron;
+    use tokio::sync::Notify;
 
     use super::*;
     use crate::args::{Args, Command};
@@ -279,6 +292,24 @@ mod tests {
         assert_eq!(rest(3), Duration::from_secs(3));
         drop(viewers);
         assert_eq!(rest(20), Duration::from_secs(20));
+    }
+
+    #[tokio::test]
+    async fn jobs_beyond_the_limit_are_only_counted() {
+        let client = Client::embedded();
+        let each_second = Cron::parse("* * * * * *").unwrap();
+        let run = |number: usize| {
+            let job = client.job(&number.to_string());
+            let job = job.schedule(each_second.clone());
+            async move {
+                let ran = Notify::new();
+                let work = async |_| ran.notify_one();
+                job.run_until(ran.notified(), work).await.unwrap();
+            }
+        };
+        future::join_all((0..=MAX_NAMES).map(run)).await;
+        let (jobs, omitted) = jobs(&client, "*").await.unwrap();
+        assert_eq!((jobs.len(), omitted), (MAX_NAMES, 1));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::looks::Latest;
 use crate::look::{Counts, Look};
 
 /// Limit of names with series of their own. Further ones are only counted.
-const MAX_NAMES: usize = 1000;
+pub(super) const MAX_NAMES: usize = 1000;
 
 /// The format that `prometheus-client` writes.
 pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -164,14 +164,13 @@ impl Collector for LatestMetrics {
             }),
         ];
         for (name, help, unit, value) in jobs {
-            let jobs = found.jobs.iter().take(MAX_NAMES);
+            let jobs = found.jobs.iter();
             let series = jobs.filter_map(|job| Some(([("name", &*job.name)], value(job)?)));
             gauges.add(name, help, unit, series)?;
         }
         let objects = look.kinds.values().map(|counts| counts.objects);
         let objects = if self.with_names { objects.sum() } else { 0 };
-        let surplus_jobs = found.jobs.len().saturating_sub(MAX_NAMES);
-        let omitted = usize::saturating_sub(objects, names.len()) + surplus_jobs;
+        let omitted = usize::saturating_sub(objects, names.len()) + found.omitted_jobs;
         gauges.add(
             "redlatch_exporter_omitted_names",
             "Number of objects and jobs without series of their own",

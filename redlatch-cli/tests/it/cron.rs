@@ -292,6 +292,24 @@ fn attempt_begins_when_the_one_before_has_ended() {
     assert!(is_dead(pid(2)));
 }
 
+/// The signal finds it in its work, of which it prints how it is left.
+#[test]
+fn command_whose_lock_is_lost_prints_and_cleans_up() {
+    let (temp_dir, name) = (TempDir::new(), unique("tidies"));
+    let (file, ran) = (temp_dir.path("crontab"), temp_dir.path("ran"));
+    let script = format!("trap 'echo tidy; echo cleaned > {ran}; exit' TERM; echo begins");
+    let text = format!("{} {name} {script}; {IDLE_SCRIPT}\n", soon(2));
+    std::fs::write(&file, text).unwrap();
+    let cron = start(shared(), &file, 0);
+    cron.until_stdout("begins\n");
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    cron.until_stderr("a run was ended because its lock was lost");
+    cron.signal(Signal::TERM);
+    let stdout = cron.finish().expect(0).stdout;
+    assert!(stdout.ends_with(&format!("{name}: tidy\n")), "{stdout}");
+    assert_eq!(words(&ran), [["cleaned"]]);
+}
+
 #[test]
 fn signals_end_and_reload() {
     let (temp_dir, names) = (TempDir::new(), [unique("old"), unique("new")]);

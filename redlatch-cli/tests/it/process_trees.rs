@@ -417,10 +417,10 @@ fn cmd_in_a_pipeline_reads_the_terminal() {
 
 /// A process of CMD that the user of redlatch may not signal, because it has become root. Users
 /// other than root need `sudo` without a password to prepare that. `elect` does not start a second
-/// CMD beside it.
+/// CMD beside it. `cron` continues.
 #[test]
 fn processes_that_cannot_be_ended_are_named() {
-    for command in ["run", "elect"] {
+    for command in ["run", "elect", "cron"] {
         process_that_cannot_be_ended_is_named(command);
     }
 }
@@ -438,24 +438,35 @@ fn process_that_cannot_be_ended_is_named(command: &str) {
     finish(prepare).expect(0);
     let own_pid = std::process::id();
     let outlasts = format!("{becomes_root} --reuid 0 tail --pid {own_pid} -f /dev/null");
-    let script = format!("{outlasts} >/dev/null 2>&1 & echo $!; exec cat");
-    let args = [command, "--watchdog", "6s", "--kill-after", "100ms", &name];
-    let mut command = redlatch(
-        shared(),
-        &[&args[..], &["--", "sh", "-c", &script]].concat(),
-    );
+    let script = format!("{outlasts} >/dev/null 2>&1 & echo $!; {IDLE_SCRIPT}");
+    let (is_cron, file) = (command == "cron", temp_dir.path("crontab"));
+    let text = format!("{} {name} {script}\n", crate::cron::soon(2));
+    std::fs::write(&file, text).unwrap();
+    let cmd = [&name, "--", "sh", "-c", &script];
+    let cmd = if is_cron { &[&*file][..] } else { &cmd };
+    let args = [command, "--watchdog", "6s", "--kill-after", "100ms"];
+    let mut command = redlatch(shared(), &[&args, cmd].concat());
     if is_root {
         command.uid(65534).gid(65534);
     }
     let holder = Running::start(command);
-    let left = KillOnDrop(Pid::from_raw(holder.cmd_pid() as i32).unwrap());
+    let printed = holder.until_stdout("\n");
+    let pid = printed.trim().rsplit(' ').next().unwrap();
+    let left = KillOnDrop(Pid::from_raw(pid.parse().unwrap()).unwrap());
     let comm = format!("/proc/{}/comm", left.0);
     until("it is root", || {
         std::fs::read_to_string(&comm).is_ok_and(|name| name == "tail\n")
     });
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
-    let finished = holder.finish().expect(74);
     let remaining = format!("{} (tail)", left.0);
     let named = format!("these processes could not be ended and continue: {remaining}\n");
+    if is_cron {
+        // As part of the output of the command.
+        holder.until_stdout(&named);
+        holder.signal(Signal::TERM);
+        holder.finish().expect(0);
+        return;
+    }
+    let finished = holder.finish().expect(74);
     assert!(finished.stderr.contains(&named), "{finished:#?}");
 }

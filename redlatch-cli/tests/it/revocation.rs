@@ -137,6 +137,34 @@ fn only_held_locks_with_one_holder_can_be_asked() {
     holder.release();
 }
 
+/// The command itself acquires none.
+#[test]
+fn writer_of_a_fair_read_write_lock_is_asked_and_revoked() {
+    let name = unique("fair-writer");
+    let unlock = |how: &[&str]| {
+        let command = redlatch(shared(), &[&["unlock"], how, &[&name]].concat());
+        tokio::task::spawn_blocking(move || finish(command))
+    };
+    current_thread_runtime().block_on(async {
+        let client = redlatch::Client::connect(&shared().url()).await.unwrap();
+        let lock = client.fair_read_write_lock(&name);
+        for how in ["--ask", "--revoke=1h"] {
+            let writer = lock.write().lock().await.unwrap();
+            let mut asking = unlock(&[how, "--wait", "1m"]);
+            tokio::select! {
+                () = writer.asked() => {}
+                refused = &mut asking => panic!("{refused:#?}"),
+            }
+            writer.unlock().await.unwrap();
+            let asked = asking.await.unwrap().expect(0);
+            assert!(asked.stdout.ends_with(": released\n"), "{asked:#?}");
+        }
+        let _reader = lock.read().lock().await.unwrap();
+        let refused = unlock(&["--ask"]).await.unwrap().expect(65);
+        refused.assert_stderr("readers cannot be asked");
+    });
+}
+
 /// The others of the semaphore continue.
 #[test]
 fn permit_is_asked_for_and_revoked() {

@@ -80,7 +80,8 @@ impl Worker {
     /// Uses one of these workers, and keeps all of them. Prefers the runtime of an async client: its client
     /// moves its background work to the runtime that it was used in last, and a thread of a blocking client
     /// may end before.
-    pub(super) fn joined(members: Vec<Arc<Worker>>) -> Arc<Worker> {
+    pub(super) fn joined(mut members: Vec<Arc<Worker>>) -> Arc<Worker> {
+        members.retain(|worker| worker.runtime.is_some());
         let shared = members.iter().find(|worker| worker.has_async_client());
         let chosen = shared.or(members.first());
         let runtime = chosen.and_then(|worker| worker.runtime.clone());
@@ -264,15 +265,15 @@ mod tests {
     /// A child that `fork` creates has a copy of the client, and no thread that would answer.
     #[test]
     fn client_of_another_process_has_no_runtime() {
+        let worker = Worker::start().unwrap();
         let forked = || {
             Arc::new(Worker {
                 process: Creator::other_process(),
-                ..Worker::new(None)
+                ..Worker::new(worker.runtime.clone())
             })
         };
-        let worker = Worker::start().unwrap();
         assert_eq!(worker.run(async { 7 }).unwrap(), 7);
-        for worker in [forked(), Worker::joined(vec![worker, forked()])] {
+        for worker in [forked(), Worker::joined(vec![worker.clone(), forked()])] {
             let answered = worker.run(async { 7 });
             assert!(matches!(answered, Err(Error::NoRuntime)), "{answered:?}");
         }

@@ -16,7 +16,8 @@ use crate::more::once::Slot;
 /// Five fields (minute, hour, day of the month, month, day of the week), or six with seconds before
 /// them, or `@yearly`, `@monthly`, `@weekly`, `@daily`, `@hourly`. A field is `*`, a number or a
 /// range, with `/n` for each nth, and lists of these; months and days of the week have names. 0 and
-/// 7 are Sunday. Of two days (of the month and of the week), either one counts, unless one is `*`.
+/// 7 are Sunday. Of two days (of the month and of the week), either one counts, unless one begins with
+/// `*`: then both must match, as in cron.
 /// Also `L`, `W` and `#`: `L` is the last day of the month, `15W` the working day closest to the
 /// 15th, `FRI#2` the second Friday and `FRI#L` the last one.
 ///
@@ -69,7 +70,10 @@ impl Cron {
             let reason = format!("it has {fields} fields; use five, or six with seconds");
             return Err(invalid(reason));
         }
+        // The weekday is the last field, the day of the month the third from the end.
+        let mut days = text.rsplit(' ').step_by(2).take(2);
         let parser = CronParser::builder()
+            .dom_and_dow(days.any(|days| days.starts_with('*')))
             .seconds(Seconds::Optional)
             .year(Year::Disallowed)
             .build();

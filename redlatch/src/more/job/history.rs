@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::cron::Cron;
 use super::rules::{Record, slot_of};
+use super::scheduler::KEPT;
 use crate::client_registry::shortened;
 use crate::more::once::{millis, time_of};
 use crate::store::Store;
@@ -117,6 +118,7 @@ impl History {
         };
         let mut runs: Vec<_> = fields.iter().filter_map(run).collect();
         runs.sort_by_key(|run| std::cmp::Reverse((run.slot, run.attempt)));
+        runs.truncate(KEPT as usize);
         let schedule = fields.get("schedule").and_then(|schedule| {
             let (zone, text) = schedule.split_once(' ')?;
             Cron::parse(text).and_then(|cron| cron.in_tz(zone)).ok()

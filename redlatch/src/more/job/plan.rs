@@ -25,12 +25,12 @@ pub(super) const TOLERANCE: Duration = Duration::from_secs(60);
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
 /// How long a firing waits for a lock before it asks again which run has it.
-const ASK_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const ASK_PAUSE: Duration = Duration::from_secs(1);
 /// The same for a firing that may wait for the other run to end.
 const WAIT_PAUSE: Duration = Duration::from_secs(10);
 
-/// What happens with firings that could not run in time, because no machine ran or the store could
-/// not be reached.
+/// What happens with firings that could not run in time, because no machine ran, the store could not
+/// be reached, or another user held the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum CatchUp {
@@ -261,7 +261,12 @@ impl Firing {
             Begun::Vacant if self.state == State::Watching => State::Watching,
             // Later slots are early, too, and one of them may have the lock to find that out.
             Begun::Vacant if self.state == State::Early && !late(self.due, now) => State::Early,
-            Begun::Vacant if asked && self.catch_up == CatchUp::Last => State::Blocked,
+            // With `Allow` it goes on beside later slots.
+            Begun::Vacant
+                if asked && (self.catch_up == CatchUp::Last || self.overlap != Overlap::Allow) =>
+            {
+                State::Blocked
+            }
             Begun::Early(_) => State::Early,
             _ => State::Undecided,
         };

@@ -49,6 +49,10 @@ pub enum Overlap {
     Allow,
 }
 
+/// The largest number of fields that are read. Two for each run that is kept and a few others would do:
+/// a hash with more is not one of this library, and may have any size.
+pub(super) const MAX_FIELDS: u32 = 256;
+
 /// The reply to [`Begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begun {
@@ -334,7 +338,7 @@ pub(super) fn read(keys: &JobKeys, outputs: bool) -> Step<'_, Record> {
     Step::new(
         script!(undeclared "read.lua"),
         [&*keys.record],
-        args![outputs],
+        args![outputs, MAX_FIELDS],
         |reply| {
             let [now, fields, live] = reply.array()?;
             let mut texts = fields.list()?.into_iter().map(ScriptReply::text);
@@ -352,6 +356,7 @@ pub(super) fn read(keys: &JobKeys, outputs: bool) -> Step<'_, Record> {
         move |keyspace| {
             let now = keyspace.now_ms();
             let found = keyspace.find::<Fields>(&keys.record)?;
+            let found = found.filter(|found| found.value.len() <= MAX_FIELDS as usize);
             let mut fields = found.map(|found| found.value.clone()).unwrap_or_default();
             let mut live = Vec::new();
             for (field, text) in &fields {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::cron::{Cron, utc};
 use super::history::{MAX_OUTPUT, last_bytes};
-use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, gap};
+use super::plan::{ASK_PAUSE, CatchUp, Due, Ending, Firing, Next, Plan, gap};
 use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
 use super::{History, Job};
 use crate::client_registry::shortened;
@@ -380,7 +380,14 @@ impl Scheduled {
             let deciding = self.decide(firing.clone(), after, ahead, progressed.clone());
             let (held, id, attempt) = match deciding.await {
                 Ok(begun) => begun,
-                Err(Ending::Missed) => return self.log_missed(slot, slot),
+                Err(Ending::Missed) => {
+                    let mut progressed = progressed.clone();
+                    return tokio::select! {
+                        biased;
+                        _ = progressed.wait_for(|now| now.stops) => {}
+                        () = self.missed(slot) => {}
+                    };
+                }
                 Err(Ending::Skipped) => {
                     let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
                     return tracing::info!(
@@ -559,6 +566,16 @@ impl Scheduled {
         firing.failed(self.now())
     }
 
+    /// Logs that a firing was missed. By then, a machine that had just acquired the lock for it has begun.
+    async fn missed(&self, slot: SystemTime) {
+        sleep(ASK_PAUSE).await;
+        let history = self.job.history_without_outputs().await.ok().flatten();
+        let mut runs = history.into_iter().flat_map(|history| history.runs);
+        if !runs.any(|run| run.slot == slot) {
+            self.log_missed(slot, slot);
+        }
+    }
+
     fn log_missed(&self, slot: SystemTime, last: SystemTime) {
         let until = (last > slot).then(|| utc(last));
         let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
@@ -663,7 +680,7 @@ impl Held {
 }
 
 /// Returns a time in milliseconds since 1970.
-fn millis(time: SystemTime) -> i64 {
+pub(super) fn millis(time: SystemTime) -> i64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH);
     lease::millis(since.unwrap_or_default())
 }

@@ -10,8 +10,8 @@ use tokio::time::{Instant, sleep};
 
 use super::cron::utc;
 use super::plan::{CatchUp, Due, Ending, Firing, Next, Plan, TOLERANCE};
-use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
-use super::scheduler::KEPT;
+use super::rules::{Begin, Begun, MAX_FIELDS, Overlap, attempt_key, finish, read};
+use super::scheduler::{KEPT, millis};
 use super::{Cron, History, Job, Outcome, Run, RunRecord, RunState, Scheduled};
 use crate::lease::Lease;
 use crate::step::differential::check_random;
@@ -135,6 +135,28 @@ fn firings_follow_the_clocks_of_the_zone() {
             assert_eq!(cron.latest_until(later - SECOND), Some(earlier), "{cron}");
             assert_eq!(cron.latest_until(later), Some(later), "{cron}");
         }
+    }
+}
+
+/// As in cron.
+#[test]
+fn both_days_must_match_if_one_begins_with_a_star() {
+    for (text, expected) in [
+        ("0 9 */2 * 1", ["2026-11-09", "2026-11-23", "2026-12-07"]),
+        ("0 0 9 */2 * 1", ["2026-11-09", "2026-11-23", "2026-12-07"]),
+        ("0 9 13 * */2", ["2026-12-13", "2027-02-13", "2027-03-13"]),
+        (
+            "0 9 1-31/2 */1 1",
+            ["2026-11-07", "2026-11-09", "2026-11-11"],
+        ),
+        ("0 9 * * 1", ["2026-11-09", "2026-11-16", "2026-11-23"]),
+    ] {
+        let all = firings(&cron(text, "UTC"), "2026-11-07T00:00", 3);
+        assert_eq!(
+            all,
+            expected.map(|day| format!("{day}T09:00:00Z")),
+            "{text}"
+        );
     }
 }
 
@@ -636,6 +658,7 @@ struct Beginner {
     job: Job,
     /// Times count from here, in the time of the store.
     now: i64,
+    kept: u32,
 }
 
 impl Beginner {
@@ -648,7 +671,13 @@ impl Beginner {
             .await;
         let now = record.unwrap().now;
         let client = client.clone();
-        Beginner { client, job, now }
+        let kept = KEPT;
+        Beginner {
+            client,
+            job,
+            now,
+            kept,
+        }
     }
 
     /// Begins the run of a slot so many seconds from now. `lock` has the owner of its lock and the key, as lines, or is
@@ -675,7 +704,7 @@ impl Beginner {
             attempts,
             ahead: 60_000,
             overlap,
-            kept: KEPT,
+            kept: self.kept,
             time_to_live: Lease::from_remaining(MINUTE),
             runner: &runner,
             schedule: "UTC @hourly",
@@ -746,6 +775,26 @@ async fn dead_run_is_not_repeated_after_a_later_one() {
             let again = job.begin("c", -20, 2, overlap, DEAD).await;
             assert_eq!(again, repeated, "{overlap:?} {later:?}");
         }
+    })
+    .await;
+}
+
+/// Another program may have written any hash.
+#[tokio::test]
+async fn of_a_record_that_keeps_too_much_at_most_20_runs_are_known() {
+    Beginner::on_each_store(async |client, lasts| {
+        let mut job = Beginner::new(client).await;
+        job.kept = u32::MAX;
+        // And `last`, `latest` and `schedule`.
+        let largest = i64::from(MAX_FIELDS) - 3;
+        for slot in 1..=largest {
+            let begun = job.begin("a", slot - 300, 1, Overlap::Allow, lasts).await;
+            assert_eq!(begun, Begun::New(1));
+        }
+        let history = job.job.history().await.unwrap();
+        assert_eq!(history.unwrap().runs.len(), KEPT as usize);
+        job.begin("a", 0, 1, Overlap::Allow, lasts).await;
+        assert_eq!(job.job.history().await.unwrap(), None);
     })
     .await;
 }
@@ -1117,6 +1166,64 @@ async fn each_slot_of_an_outage_is_logged_unless_it_is_caught_up() {
             assert_eq!(lines.len(), missed, "{overlap:?} {catch_up:?} {lines:?}");
         }
     }
+}
+
+/// The same while another user holds the lock.
+#[tokio::test(start_paused = true)]
+async fn each_slot_runs_or_is_logged_while_another_user_holds_the_lock() {
+    for (overlap, ran) in [
+        (Overlap::Skip, 2),
+        (Overlap::Wait, 2),
+        // They run beside each other.
+        (Overlap::Allow, 7),
+    ] {
+        let (log, _logged) = logged();
+        let fleet = Fleet::new("2027-01-01T01:59:55");
+        let (client, job) = (fleet.client(), fleet.utc_job("*/10 * * * * *"));
+        let (lock, side) = (client.lock("job"), client.read_write_lock("job").write());
+        let (mut alone, mut writer) = (None, None);
+        match overlap {
+            Overlap::Allow => writer = Some(side.lock().await.unwrap()),
+            _ => alone = Some(lock.lock().await.unwrap()),
+        }
+        let machine = fleet.start(0, job.overlap(overlap), SECOND / 10);
+        sleep(122 * SECOND).await;
+        drop((alone, writer));
+        sleep(5 * SECOND).await;
+        machine.stop().await;
+        assert_eq!(fleet.slots().len(), ran, "{overlap:?}");
+        let missed = log.lines(&["a firing was missed"]);
+        assert_eq!(missed.len(), 13 - ran, "{overlap:?} {missed:?}");
+    }
+}
+
+/// It has only just acquired the lock when the next firing of this machine is due.
+#[tokio::test(start_paused = true)]
+async fn slot_that_another_machine_begins_is_not_missed() {
+    let (log, _logged) = logged();
+    let fleet = Fleet::new("2027-01-01T01:59:55");
+    let client = fleet.client();
+    let held = client.lock("job").lock().await.unwrap();
+    let machine = fleet.start(0, fleet.utc_job("*/10 * * * * *"), SECOND);
+    sleep(15 * SECOND + SECOND / 2).await;
+    let begin = Begin {
+        keys: &client.job("job").keys,
+        run: "run",
+        slot: millis(at("2027-01-01T02:00")),
+        attempts: 1,
+        ahead: 0,
+        overlap: Overlap::Skip,
+        kept: KEPT,
+        time_to_live: Lease::from_remaining(MINUTE),
+        runner: &format!("{}\njob\nhost\nby", held.owner_id()),
+        schedule: "UTC */10 * * * * *",
+    };
+    let store = &client.job("job").session.store;
+    let begun = store.run_idempotent(&begin.step()).await.unwrap();
+    assert_eq!(begun, Begun::New(1));
+    sleep(5 * SECOND).await;
+    machine.stop().await;
+    assert_eq!(log.lines(&["a firing was missed"]), [""; 0]);
 }
 
 #[tokio::test(start_paused = true)]

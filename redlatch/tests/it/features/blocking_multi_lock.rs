@@ -170,3 +170,14 @@ fn empty_multi_lock_is_an_error() {
     let error = RedLock::new(none()).try_lock().block().unwrap_err();
     assert_matches!(error, Error::InvalidMembers { .. });
 }
+
+#[test]
+fn members_can_be_added_to_an_empty_multi_lock() {
+    let client = Client::embedded().unwrap();
+    let lock = client.lock("added");
+    let none = || Vec::<Member>::new();
+    let multi = MultiLock::new(none()).and(&lock);
+    multi.lock().block().unwrap().unlock().unwrap();
+    let red = RedLock::new(none()).and(&lock);
+    red.lock().block().unwrap().unlock().unwrap();
+}
