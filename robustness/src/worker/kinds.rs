@@ -220,9 +220,11 @@ impl Handle {
                 semaphore.try_set_permits(PERMITS).await?;
                 let request = semaphore.try_acquire().wait(*lease * 4).limited(limits);
                 let (name, acquiring) = (semaphore.name(), request.into_future());
-                runner
-                    .run_section(name, Mode::Permit, acquiring, time)
-                    .await
+                let guard = runner.request(name, Mode::Permit, acquiring).await?;
+                match random.below(3) {
+                    0 => runner.hold_taken_out(semaphore, guard, time).await,
+                    _ => runner.hold_and_release(guard, None, time).await,
+                }
             }
             Handle::Multi(lock, name) => {
                 let requests = (lock.lock().limited(limits), lock.try_lock().limited(limits));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Guard, HasLease, Owner, SemaphorePermits};
+use redlatch::{Error, ExpirableSemaphore, Guard, HasLease, Owner, PermitGuard, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::limits::{Feeding, LimitUse};
@@ -246,6 +246,34 @@ impl SectionRunner {
         sleep(time).await;
         self.report(EventKind::Releasing);
         let released = permits.release().await;
+        let error = released.as_ref().err().map(error_name);
+        self.report(EventKind::Released { error });
+        released
+    }
+
+    /// Takes permits out of their guard at once, keeps them for this long, but not beyond their lease, and releases them by
+    /// their ids.
+    pub(crate) async fn hold_taken_out(
+        &mut self,
+        semaphore: &ExpirableSemaphore,
+        guard: Option<PermitGuard>,
+        time: Duration,
+    ) -> Result<(), Error> {
+        let Some(guard) = guard else { return Ok(()) };
+        self.report_acquired(None, None);
+        self.check_validity(&guard);
+        let time = time.min(guard.valid_for());
+        let released = match guard.into_ids() {
+            Ok(ids) => {
+                sleep(time).await;
+                self.report(EventKind::Releasing);
+                semaphore.release_many(&ids).await
+            }
+            Err(lost) => {
+                self.report(EventKind::Releasing);
+                Err(lost)
+            }
+        };
         let error = released.as_ref().err().map(error_name);
         self.report(EventKind::Released { error });
         released
