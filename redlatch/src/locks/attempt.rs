@@ -224,8 +224,10 @@ impl LockRequest<'_> {
                 tried = Some(PeriodId::latest());
                 match self.send(false).await? {
                     Outcome::Done(token) => return Ok(Some(token)),
-                    Outcome::Wait(_) if !waits => return Ok(None),
-                    // The hold period has ended, and another owner has acquired the lock.
+                    Outcome::Wait(_) if !waits && hold_ref.hold_period().is_some() => {
+                        return Ok(None);
+                    }
+                    // The hold period has ended. Another owner may have acquired the lock.
                     Outcome::Wait(_) => continue,
                 }
             }
@@ -427,5 +429,20 @@ mod tests {
             }
             client.flush().await;
         }
+    }
+
+    /// Its first step wants a second hold, and the lock is free.
+    #[tokio::test(start_paused = true)]
+    async fn try_lock_whose_owner_released_a_lost_hold_meanwhile_acquires_the_lock() {
+        let store = Embedded::new();
+        let client = Client::builder().connect_embedded(&store).unwrap();
+        let (lock, me) = (client.lock("a"), Owner::new());
+        let guard = lock.lock().owner(me).await.unwrap();
+        lock.force_unlock().await.unwrap();
+        store.delay_answers(Some(Duration::from_secs(1)));
+        let trying = tokio::spawn(lock.try_lock().owner(me).into_future());
+        tokio::task::yield_now().await;
+        drop(guard);
+        assert!(trying.await.unwrap().unwrap().is_some());
     }
 }

@@ -3,8 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::cron::Cron;
-use super::rules::{Record, slot_of};
-use super::scheduler::KEPT;
+use super::rules::{KEPT, Record, slot_of};
 use crate::client_registry::shortened;
 use crate::more::once::{millis, time_of};
 use crate::store::Store;

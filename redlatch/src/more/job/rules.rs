@@ -49,6 +49,9 @@ pub enum Overlap {
     Allow,
 }
 
+/// How many runs the record of a job keeps.
+pub(super) const KEPT: u32 = 20;
+
 /// The largest number of fields that are read. Two for each run that is kept and a few others would do:
 /// a hash with more is not one of this library, and may have any size.
 pub(super) const MAX_FIELDS: u32 = 256;

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::cron::{Cron, utc};
 use super::history::{MAX_OUTPUT, last_bytes};
 use super::plan::{ASK_PAUSE, CatchUp, Due, Ending, Firing, Next, Plan, gap};
-use super::rules::{Begin, Begun, Overlap, attempt_key, finish, read};
-use super::{History, Job};
+use super::rules::{Begin, Begun, KEPT, Overlap, attempt_key, finish, read};
+use super::{History, Job, RunState};
 use crate::client_registry::shortened;
 use crate::environment::{random, random_fraction};
 use crate::error::{Error, Result};
@@ -26,9 +26,6 @@ use crate::more::once::identity;
 use crate::name::ReadWriteKeys;
 use crate::store::{Delivery, Progress, Store};
 use crate::{MAX_LEASE, ReadLock};
-
-/// How many runs the record of a job keeps.
-pub(super) const KEPT: u32 = 20;
 
 /// How long the record of a job remains after its latest run, in addition to two of its periods.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -571,7 +568,8 @@ impl Scheduled {
         sleep(ASK_PAUSE).await;
         let history = self.job.history_without_outputs().await.ok().flatten();
         let mut runs = history.into_iter().flat_map(|history| history.runs);
-        if !runs.any(|run| run.slot == slot) {
+        // A run that is lost may be this machine's: begun, and never started.
+        if !runs.any(|run| run.slot == slot && run.state != RunState::Lost) {
             self.log_missed(slot, slot);
         }
     }
