@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redlatch::{Error, ExpirableSemaphore, Guard, HasLease, Owner, PermitGuard, SemaphorePermits};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::limits::{Feeding, LimitUse};
 use super::reporter::{CHECK_INTERVAL, Reporter};
@@ -262,12 +262,16 @@ impl SectionRunner {
         let Some(guard) = guard else { return Ok(()) };
         self.report_acquired(None, None);
         self.check_validity(&guard);
-        let time = time.min(guard.valid_for());
+        let end = Instant::now() + guard.valid_for();
         let released = match guard.into_ids() {
             Ok(ids) => {
-                sleep(time).await;
+                sleep_until(end.min(Instant::now() + time)).await;
                 self.report(EventKind::Releasing);
-                semaphore.release_many(&ids).await
+                let released = semaphore.release_many(&ids).await;
+                // Nobody renews them.
+                let has_ended =
+                    Instant::now() >= end && matches!(released, Err(Error::Lost { .. }));
+                if has_ended { Ok(()) } else { released }
             }
             Err(lost) => {
                 self.report(EventKind::Releasing);

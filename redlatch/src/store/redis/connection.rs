@@ -143,9 +143,6 @@ pub(super) struct LiveConnection {
     pub(super) server: ServerId,
     /// Whether it speaks RESP3.
     pub(super) has_resp3: bool,
-    /// Whether it said that it is a replica. A step that writes nothing is answered there, too, from data that may be old or,
-    /// after a restart, empty.
-    pub(super) is_replica: bool,
 }
 
 struct Established {
@@ -385,7 +382,6 @@ impl ReconnectingConnection {
             generation,
             server: ServerId::default(),
             has_resp3: protocol == Protocol::Resp3,
-            is_replica: false,
         };
         if !live.has_resp3 {
             if mode == SubscriptionMode::Reports {
@@ -399,8 +395,13 @@ impl ReconnectingConnection {
             Target::Fixed(address) => Some(address.to_string()),
             Target::Replicated(_) => {
                 let (run_id, role) = tokio::join!(query_run_id(&live), live.ask(&["ROLE"]));
-                // A server that does not tell counts as one.
-                live.is_replica = is_role_of_replica(&role?);
+                // A server that does not tell counts as a master. A replica answers steps that write nothing, too, from data that
+                // may be old or, after a restart, empty.
+                if role?.elements().and_then(role_of) == Some("slave") {
+                    return Err(ExchangeError::not_executed(format!(
+                        "{address} leads to a replica, and must lead to a master"
+                    )));
+                }
                 run_id?
             }
             Target::ClusterNode(at, _) => Some(at.to_string()),
@@ -419,9 +420,7 @@ impl ReconnectingConnection {
             _guard: guard,
         };
         self.restore(established).await?;
-        if !live.is_replica {
-            self.take_siblings_along();
-        }
+        self.take_siblings_along();
         Ok(live)
     }
 
@@ -887,7 +886,7 @@ impl LiveConnection {
     }
 
     /// Asks the server something before a step is sent. The answer may be an error reply.
-    pub(super) async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
+    async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
         let answer = self.reply(self.wire.send(&Cmd::of(words))).await;
         answer.map_err(ExchangeError::before_the_step)
     }
@@ -973,11 +972,6 @@ async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), Exc
 /// Returns whether this is a master's reply to ROLE.
 pub(super) fn is_role_of_master(role: &ScriptReply) -> bool {
     role.elements().and_then(role_of) == Some("master")
-}
-
-/// The same for a replica's.
-pub(super) fn is_role_of_replica(role: &ScriptReply) -> bool {
-    role.elements().and_then(role_of) == Some("slave")
 }
 
 fn role_of(reply: &[ScriptReply]) -> Option<&str> {
@@ -1339,7 +1333,6 @@ mod tests {
                 generation: 1,
                 server: ServerId::next(),
                 has_resp3: true,
-                is_replica: false,
             },
             address: address.to_string(),
             _guard: guard,

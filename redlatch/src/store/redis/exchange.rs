@@ -11,13 +11,11 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
-use super::connection::{
-    LiveConnection, ReconnectingConnection, accepted, is_role_of_master, is_role_of_replica,
-};
+use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
 use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
-use super::replicas::{IS_REPLICA, Replicas};
+use super::replicas::Replicas;
 use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
 use crate::error::{Cause, Error, Result};
@@ -421,7 +419,6 @@ impl<'a> CommandRequest<'a> {
         }
         match answer {
             ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
-            _ if live.is_replica => Err(self.answered_by_replica(connection, &live).await),
             reply => {
                 connection.record_answer(&live);
                 Ok(Answer {
@@ -433,22 +430,6 @@ impl<'a> CommandRequest<'a> {
                 })
             }
         }
-    }
-
-    /// Handles an answer of a server that was a replica when the connection was made. If it still is one behind the step, the
-    /// step has written nothing.
-    async fn answered_by_replica(
-        &self,
-        connection: &ReconnectingConnection,
-        live: &LiveConnection,
-    ) -> ExchangeError {
-        let role = live.ask(&["ROLE"]).await;
-        if role.is_ok_and(|role| is_role_of_replica(&role)) {
-            connection.leave_replica(live);
-            return ExchangeError::NotMaster(self.topology.explain_replica(IS_REPLICA.into()));
-        }
-        connection.discard(live);
-        ExchangeError::Unanswered("the server was a replica, and may be a master now".into())
     }
 
     /// Handles an error reply.

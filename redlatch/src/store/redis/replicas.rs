@@ -37,9 +37,6 @@ use crate::sync::Mutex;
 /// Limit of WAITs in flight: a second one confirms later steps.
 const MAX_WAITS_IN_FLIGHT: usize = 2;
 
-/// Why a step is not answered by a server that was a master before.
-pub(super) const IS_REPLICA: &str = "the server is a replica";
-
 /// The replicas of one master.
 pub(super) struct Replicas {
     settings: RedisSettings,
@@ -258,7 +255,7 @@ pub(super) fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
             Err(Error::Refused { reason }.into())
         }
         // The master of before: nobody knows how many replicas the next one has.
-        Some(_) => Err(ExchangeError::NotMaster(IS_REPLICA.into())),
+        Some(_) => Err(ExchangeError::NotMaster("the server is a replica".into())),
         None => Err(unexpected_reply(role).into()),
     }
 }

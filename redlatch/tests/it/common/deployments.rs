@@ -57,9 +57,9 @@ impl MovedEndpoint {
         let _: String = self.old.command(&["REPLICAOF", "127.0.0.1", &new]);
     }
 
-    /// Returns how often the old master has refused a step, as a replica.
-    pub(crate) fn refusals(&self) -> u64 {
-        self.old.errors("READONLY")
+    /// Returns how often clients have asked the old master for its role: for each connection.
+    pub(crate) fn connections(&self) -> u64 {
+        self.old.calls("role")
     }
 
     /// Lets the servers change roles without losing a write. The name follows, connections stay where they are.
