@@ -14,7 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Arg, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint};
 
 use self::change::{Latch, Token, Unlock};
 pub(crate) use self::cron::RunJob;
@@ -71,6 +71,25 @@ pub(crate) struct Args {
 
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// Returns what parses the command line and the environment. An empty variable counts as unset.
+    pub(crate) fn parser() -> clap::Command {
+        without_empty_variables(Args::command())
+    }
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty =
+        |variable: &OsStr| std::env::var_os(variable).is_some_and(|value| value.is_empty());
+    let arg = |arg: Arg| match arg.get_env().is_some_and(is_empty) {
+        true => arg.env(None),
+        false => arg,
+    };
+    command
+        .mut_args(arg)
+        .mut_subcommands(without_empty_variables)
 }
 
 #[derive(Debug, Subcommand)]
@@ -269,8 +288,6 @@ pub(crate) struct Exec {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     /// They may have passwords in the wrong place, and characters that control the terminal.

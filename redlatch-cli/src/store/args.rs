@@ -215,14 +215,6 @@ impl StoreArgs {
     /// Values that belong together are not mixed: a login in the URL excludes user and password of
     /// `lower`, and a client certificate its key.
     pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
-        // An empty variable counts as unset.
-        for text in [
-            &mut self.user,
-            &mut self.credentials_command,
-            &mut self.sentinel_user,
-        ] {
-            text.take_if(|text| text.is_empty());
-        }
         let url = self.url.as_deref().map(PublicUrl::parse);
         // An invalid one is reported later.
         let url = url.and_then(Result::ok).unwrap_or_default();
@@ -257,12 +249,10 @@ impl StoreArgs {
 
     /// Applies these options, and the passwords from files or the environment, to `builder`.
     pub(crate) fn apply_to(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
-        // An empty variable counts as unset.
-        let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(prefix) = &self.prefix {
             builder = builder.prefix(prefix);
         }
-        if let Some(user) = non_empty(&self.user) {
+        if let Some(user) = &self.user {
             builder = builder.username(user);
         }
         if let (None, Some(command)) = (&self.password_file, &self.credentials_command) {
@@ -280,7 +270,7 @@ impl StoreArgs {
                 (None, None) => builder,
             };
         }
-        if let Some(user) = non_empty(&self.sentinel_user) {
+        if let Some(user) = &self.sentinel_user {
             builder = builder.sentinel_username(user);
         }
         let password = read_password(
@@ -302,7 +292,7 @@ impl StoreArgs {
         if let Some(ca) = &self.tls_ca {
             builder = builder.tls_ca_file(ca);
         }
-        if let Some(name) = non_empty(&self.tls_server_name) {
+        if let Some(name) = &self.tls_server_name {
             builder = builder.tls_server_name(name);
         }
         match (&self.tls_cert, &self.tls_key) {
@@ -407,7 +397,8 @@ pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
         (PASSWORD_VARIABLE, None),
         (SENTINEL_PASSWORD_VARIABLE, None),
     ];
-    if let Some(url) = std::env::var_os(URL_VARIABLE) {
+    // An empty one counts as unset.
+    if let Some(url) = std::env::var_os(URL_VARIABLE).filter(|url| !url.is_empty()) {
         let public = url.to_str().map(PublicUrl::parse).and_then(Result::ok);
         let url = public.map_or(NO_URL.to_owned(), |url| url.without_passwords);
         changes.push((URL_VARIABLE, Some(url)));
@@ -454,19 +445,6 @@ mod tests {
         empty.fill_from(lower());
         assert_eq!(empty.url(), "redis://lower@lower");
         assert_eq!(empty.user.as_deref(), Some("lower"));
-    }
-
-    #[test]
-    fn empty_text_counts_as_unset() {
-        let mut args = StoreArgs {
-            user: Some(String::new()),
-            sentinel_user: Some(String::new()),
-            ..StoreArgs::default()
-        };
-        args.fill_from(lower());
-        for text in [args.user, args.sentinel_user] {
-            assert_eq!(text.as_deref(), Some("lower"));
-        }
     }
 
     #[test]
