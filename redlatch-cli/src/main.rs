@@ -74,9 +74,13 @@ fn main() -> ExitCode {
         };
     }
     let parsed = Args::parser().try_get_matches().and_then(|matches| {
-        let args = Args::from_arg_matches(&matches)?;
-        let is_option = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
-        Ok((args, is_option("url")))
+        let mut args = Args::from_arg_matches(&matches)?;
+        let is_option = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let url_is_option = is_option("url");
+        if url_is_option {
+            args.store_args.ignore_overridden_variables(is_option);
+        }
+        Ok((args, url_is_option))
     });
     let (mut args, url_is_option) = match parsed {
         Ok(parsed) => parsed,

@@ -83,6 +83,10 @@ pub(crate) struct StoreArgs {
     #[arg(skip)]
     pub(crate) default_credentials_command: Option<String>,
 
+    /// Whether the URL has a password that overrides REDLATCH_PASSWORD.
+    #[arg(skip)]
+    ignores_password_variable: bool,
+
     /// The user for the Sentinels
     #[arg(
         long,
@@ -101,6 +105,10 @@ pub(crate) struct StoreArgs {
     /// The same as `default_password_file`, for the Sentinels.
     #[arg(skip)]
     pub(crate) default_sentinel_password_file: Option<PathBuf>,
+
+    /// The same for REDLATCH_SENTINEL_PASSWORD.
+    #[arg(skip)]
+    ignores_sentinel_password_variable: bool,
 
     /// The CA certificates to trust for the store, in PEM, instead of the system's
     #[arg(
@@ -210,6 +218,26 @@ impl StoreArgs {
         self.url.as_deref().unwrap_or(DEFAULT_URL)
     }
 
+    /// Ignores the variables that the URL, which is an option, overrides: with a user or a password
+    /// that of the user, and with a password those of the password and of its command. `is_option`:
+    /// whether an option sets this field.
+    pub(crate) fn ignore_overridden_variables(&mut self, is_option: impl Fn(&str) -> bool) {
+        // An invalid one is reported later.
+        let url = PublicUrl::parse(self.url()).unwrap_or_default();
+        let is_overridden = |field, by_url| by_url && !is_option(field);
+        if is_overridden("user", url.has_login) {
+            self.user = None;
+        }
+        if is_overridden("credentials_command", url.has_password) {
+            self.credentials_command = None;
+        }
+        if is_overridden("sentinel_user", url.has_sentinel_login) {
+            self.sentinel_user = None;
+        }
+        self.ignores_password_variable = url.has_password;
+        self.ignores_sentinel_password_variable = url.has_sentinel_password;
+    }
+
     /// Fills missing settings from `lower`.
     ///
     /// Values that belong together are not mixed: a login in the URL excludes user and password of
@@ -260,7 +288,7 @@ impl StoreArgs {
         } else {
             let password = read_password(
                 self.password_file.as_deref(),
-                PASSWORD_VARIABLE,
+                (!self.ignores_password_variable).then_some(PASSWORD_VARIABLE),
                 self.default_password_file.as_deref(),
             )?;
             builder = match (password, &self.default_credentials_command) {
@@ -275,7 +303,7 @@ impl StoreArgs {
         }
         let password = read_password(
             self.sentinel_password_file.as_deref(),
-            SENTINEL_PASSWORD_VARIABLE,
+            (!self.ignores_sentinel_password_variable).then_some(SENTINEL_PASSWORD_VARIABLE),
             self.default_sentinel_password_file.as_deref(),
         )?;
         builder = match password {
@@ -326,14 +354,15 @@ enum Password {
 /// Reads a password from the file, else from the environment variable, else from the default file.
 fn read_password(
     file: Option<&Path>,
-    variable: &str,
+    variable: Option<&str>,
     default_file: Option<&Path>,
 ) -> Result<Option<Password>, Failure> {
     let Some(file) = file else {
-        return match std::env::var(variable) {
+        return match variable.map_or(Err(VarError::NotPresent), std::env::var) {
             Ok(password) if !password.is_empty() => Ok(Some(Password::Text(password))),
             Ok(_) | Err(VarError::NotPresent) => default_file.map(read_password_file).transpose(),
             Err(VarError::NotUnicode(_)) => {
+                let variable = variable.unwrap_or_default();
                 Err(Failure::usage(format!("{variable} is not valid UTF-8")))
             }
         };
@@ -373,7 +402,7 @@ pub(crate) fn warn_if_url_has_password(url: &str) {
 
 /// Returns whether a URL contains a password.
 pub(crate) fn has_password(url: &str) -> bool {
-    PublicUrl::parse(url).is_ok_and(|url| url.has_password)
+    PublicUrl::parse(url).is_ok_and(|url| url.has_password || url.has_sentinel_password)
 }
 
 /// The first characters of each ticket.
@@ -445,6 +474,31 @@ mod tests {
         empty.fill_from(lower());
         assert_eq!(empty.url(), "redis://lower@lower");
         assert_eq!(empty.user.as_deref(), Some("lower"));
+    }
+
+    #[test]
+    fn url_of_an_option_overrides_the_variables_of_its_logins() {
+        let url = "redis+sentinel://me@h/m?sentinel_password=pw";
+        let with_variables = || StoreArgs {
+            credentials_command: Some("variable".into()),
+            ..lower()
+        };
+        let mut args = StoreArgs {
+            url: Some(url.into()),
+            ..with_variables()
+        };
+        args.ignore_overridden_variables(|_| false);
+        assert_eq!((args.user, args.sentinel_user), (None, None));
+        // A user in the URL is used with the password of a variable.
+        assert!(args.credentials_command.is_some() && !args.ignores_password_variable);
+        assert!(args.ignores_sentinel_password_variable);
+        let mut args = StoreArgs {
+            url: Some("redis://:pw@h".into()),
+            ..with_variables()
+        };
+        args.ignore_overridden_variables(|field| field == "user");
+        assert!(args.user.is_some() && args.sentinel_user.is_some());
+        assert!(args.credentials_command.is_none() && args.ignores_password_variable);
     }
 
     #[test]
