@@ -144,7 +144,7 @@ impl InternalCommand {
 ///
 /// Uses the main features as a program would, by two clients on names of its own that begin with
 /// `redlatch-doctor:`, and asks the servers for their settings. It takes some seconds, and deletes
-/// what it made.
+/// what it made, also after a signal that ends it.
 ///
 /// Each line has a state: ok; note, a limit to know about; degraded, works less well; failed. A
 /// line that begins with change: says what to do about it.
@@ -157,7 +157,7 @@ Examples:
   redlatch doctor --url rediss://redis.example:6380 --json
 
 Exit codes: 0 everything works; 1 something failed or is degraded; 2 wrong usage;
-69 the store cannot be reached, or locks do not work on it."
+69 the store cannot be reached, or locks do not work on it; 128+n ended by signal n."
 )]
 pub(crate) struct Doctor {
     /// Print JSON
