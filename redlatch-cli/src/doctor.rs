@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::args::Doctor;
 use crate::exit::{self, Failure};
 use crate::output::stdout;
+use crate::process::signals::Signals;
 use crate::store;
 use crate::store::args::StoreArgs;
 
@@ -77,13 +78,49 @@ pub(crate) async fn doctor(store_args: &StoreArgs, doctor: &Doctor) -> Result<u8
         // Whether replicas confirm anything is a check of its own.
         settings.replica_sync(ReplicaSync::Off)
     };
+    let mut signals = Signals::catch_ending()?;
     let mut store_args = store_args.clone();
-    let wanted_replicas = store_args.replicas.take();
-    let one = store::connect(&store_args, settings()).await?;
-    let other = store::connect(&store_args, settings()).await?;
-    let renewing = settings().watchdog_lease(RENEWED_LEASE);
-    let renewing = store::connect(&store_args, renewing).await?;
-    let mut checks = features(&one, &other, &renewing).await;
+    let sync = store_args.replicas.take().unwrap_or_default();
+    let connecting = async {
+        let renewing = settings().watchdog_lease(RENEWED_LEASE);
+        Ok::<_, Failure>([
+            store::connect(&store_args, settings()).await?,
+            store::connect(&store_args, settings()).await?,
+            store::connect(&store_args, renewing).await?,
+        ])
+    };
+    let clients = tokio::select! {
+        biased;
+        code = signals.next_end() => return Ok(code),
+        connected = connecting => connected?,
+    };
+    let code = tokio::select! {
+        biased;
+        code = signals.next_end() => code,
+        code = check(&store_args, &clients, sync, doctor) => return code,
+    };
+    let cleaning = async {
+        // What was in flight would otherwise arrive after the deletion.
+        flush(&clients).await;
+        attempt("clean-up", clean_up(&clients[0])).await
+    };
+    tokio::select! {
+        biased;
+        _ = signals.next_end() => {}
+        _ = cleaning => {}
+    }
+    Ok(code)
+}
+
+/// Makes all checks, and prints what they found. Returns the exit code.
+async fn check(
+    store_args: &StoreArgs,
+    clients: &[Client; 3],
+    sync: ReplicaSync,
+    doctor: &Doctor,
+) -> Result<u8, Failure> {
+    let [one, other, renewing] = clients;
+    let mut checks = features(one, other, renewing).await;
     let servers = match one.server_reports().await {
         Ok(servers) => servers,
         Err(error) => {
@@ -94,13 +131,10 @@ pub(crate) async fn doctor(store_args: &StoreArgs, doctor: &Doctor) -> Result<u8
     for server in &servers {
         checks.extend(server_checks(server));
     }
-    let sync = wanted_replicas.unwrap_or_default();
-    checks.push(replicas(&store_args, &servers, sync).await);
-    for client in [&one, &other, &renewing] {
-        store::flush(client).await;
-    }
+    checks.push(replicas(store_args, &servers, sync).await);
+    flush(clients).await;
     let report = Report {
-        store: store::shown_url(&store_args)?,
+        store: store::shown_url(store_args)?,
         servers: servers.iter().map(Server::new).collect(),
         checks,
     };
@@ -116,6 +150,12 @@ pub(crate) async fn doctor(store_args: &StoreArgs, doctor: &Doctor) -> Result<u8
         _ if is(State::Failed) || is(State::Degraded) => exit::DEGRADED,
         _ => exit::OK,
     })
+}
+
+async fn flush(clients: &[Client]) {
+    for client in clients {
+        store::flush(client).await;
+    }
 }
 
 impl Report {
@@ -203,6 +243,7 @@ async fn features(one: &Client, other: &Client, renewing: &Client) -> Vec<Row> {
     rows.push(attempt("ticket", ticket(one, other)).await);
     rows.push(listing(one).await);
     rows.push(registry(one).await);
+    rows.push(attempt("clean-up", clean_up(one)).await);
     rows
 }
 
@@ -326,8 +367,7 @@ async fn read_write_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
 
 async fn fenced_lock(client: &Client) -> redlatch::Result<()> {
     let lock = client.fenced_lock(&name(client, "fenced"));
-    let used = async { lock.lock().await?.unlock().await };
-    used_and_deleted(used, lock.delete_token()).await
+    lock.lock().await?.unlock().await
 }
 
 async fn multi_lock(client: &Client) -> redlatch::Result<()> {
@@ -338,54 +378,27 @@ async fn multi_lock(client: &Client) -> redlatch::Result<()> {
 
 async fn semaphore(client: &Client) -> redlatch::Result<()> {
     let semaphore = client.semaphore(&name(client, "semaphore"));
-    let used = async {
-        semaphore.try_set_permits(1).await?;
-        semaphore.acquire().await?.release().await
-    };
-    used_and_deleted(used, semaphore.delete()).await
+    semaphore.try_set_permits(1).await?;
+    semaphore.acquire().await?.release().await
 }
 
 async fn expirable_semaphore(client: &Client) -> redlatch::Result<()> {
     let semaphore = client.expirable_semaphore(&name(client, "expirable"));
-    let used = async {
-        semaphore.try_set_permits(1).await?;
-        semaphore.acquire().await?.release().await
-    };
-    used_and_deleted(used, semaphore.delete()).await
+    semaphore.try_set_permits(1).await?;
+    semaphore.acquire().await?.release().await
 }
 
 async fn latch(client: &Client) -> redlatch::Result<()> {
     let latch = client.count_down_latch(&name(client, "latch"));
-    let used = async {
-        latch.try_set_count(1).await?;
-        latch.count_down().await.map(drop)
-    };
-    used_and_deleted(used, latch.delete()).await
+    latch.try_set_count(1).await?;
+    latch.count_down().await.map(drop)
 }
 
 async fn election(client: &Client) -> redlatch::Result<()> {
     let election = client.election(&name(client, "election"));
-    let token = client.fenced_lock(&name(client, "election"));
-    let used = async {
-        let leadership = election.campaign("doctor").await?;
-        election.leader().await?;
-        leadership.resign().await
-    };
-    used_and_deleted(used, token.delete_token()).await
-}
-
-/// Uses what does not expire, and deletes it, also if that fails or takes too long.
-async fn used_and_deleted(
-    used: impl Future<Output = redlatch::Result<()>>,
-    deleting: impl Future<Output = redlatch::Result<bool>>,
-) -> redlatch::Result<()> {
-    let used = timeout(LIMIT / 2, used).await;
-    let deleted = deleting.await.map(drop);
-    match used {
-        Ok(used) => used.and(deleted),
-        // The caller reports that.
-        Err(_) => std::future::pending().await,
-    }
+    let leadership = election.campaign("doctor").await?;
+    election.leader().await?;
+    leadership.resign().await
 }
 
 async fn ticket(one: &Client, other: &Client) -> redlatch::Result<()> {
@@ -447,6 +460,29 @@ async fn registry(client: &Client) -> Row {
         }
     };
     measure(check, registered, judge).await
+}
+
+/// Deletes what the checks have made and does not expire.
+async fn clean_up(client: &Client) -> redlatch::Result<()> {
+    let name = |what| name(client, what);
+    let [fenced, election] = ["fenced", "election"].map(|what| client.fenced_lock(&name(what)));
+    let semaphore = client.semaphore(&name("semaphore"));
+    let expirable = client.expirable_semaphore(&name("expirable"));
+    let latch = client.count_down_latch(&name("latch"));
+    let deleted = tokio::join!(
+        fenced.delete_token(),
+        election.delete_token(),
+        semaphore.delete(),
+        expirable.delete(),
+        latch.delete(),
+    );
+    let (fenced, election, semaphore, expirable, latch) = deleted;
+    fenced
+        .and(election)
+        .and(semaphore)
+        .and(expirable)
+        .and(latch)
+        .map(drop)
 }
 
 /// Checks what a server says about itself.

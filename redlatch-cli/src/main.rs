@@ -73,12 +73,16 @@ fn main() -> ExitCode {
             Err(error) => print_usage_error(error),
         };
     }
-    let parsed = Args::command().try_get_matches().and_then(|matches| {
-        let args = Args::from_arg_matches(&matches)?;
-        let is_option = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
-        Ok((args, is_option("url"), is_option("prefix")))
+    let parsed = Args::parser().try_get_matches().and_then(|matches| {
+        let mut args = Args::from_arg_matches(&matches)?;
+        let is_option = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let url_is_option = is_option("url");
+        if url_is_option {
+            args.store_args.ignore_overridden_variables(is_option);
+        }
+        Ok((args, url_is_option))
     });
-    let (mut args, url_is_option, prefix_is_option) = match parsed {
+    let (mut args, url_is_option) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return print_usage_error(error),
     };
@@ -104,15 +108,9 @@ fn main() -> ExitCode {
         warn_if_url_has_password(args.store_args.url());
     }
     config.print_warnings();
-    if !prefix_is_option {
-        // An empty variable counts as unset.
-        args.store_args.prefix.take_if(|prefix| prefix.is_empty());
-    }
     args.store_args.fill_from(config.store_args);
     if let Command::Run(Run { cmd, .. }) | Command::Elect(Elect { cmd, .. }) = &mut args.command {
-        // An empty variable counts as unset.
-        let label = cmd.label.take().filter(|label| !label.is_empty());
-        cmd.label = label.or(config.label);
+        cmd.label = cmd.label.take().or(config.label);
     }
     exit_code(dispatch(args))
 }

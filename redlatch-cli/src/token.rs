@@ -74,20 +74,19 @@ async fn advance_all(store_args: &StoreArgs, file: &Path) -> Result<u8, Failure>
     Ok(exit::OK)
 }
 
-/// Reads a name and a token from each line. The error names all lines that are wrong.
+/// Reads a name and a token from each line. They are separated by one space or tab; other white
+/// space belongs to the name. The error names all lines that are wrong.
 async fn parse(text: &str) -> Result<Vec<(&str, u64)>, Failure> {
     let (mut tokens, mut wrong) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
-        let line = line.trim();
         if line.is_empty() {
             continue;
         }
-        let Some((name, token)) = line.rsplit_once(char::is_whitespace) else {
+        let Some((name, token)) = line.rsplit_once([' ', '\t']) else {
             wrong.push(format!("line {number}: no name and token"));
             continue;
         };
-        let (name, token) = (name.trim_end(), token.parse::<u64>());
-        match (token, store::check_name(name).await) {
+        match (token.parse::<u64>(), store::check_name(name).await) {
             (Ok(token), Ok(())) if token <= redlatch::MAX_TOKEN => tokens.push((name, token)),
             (_, Ok(())) => wrong.push(format!("line {number}: the last word is no token")),
             (_, Err(failure)) => wrong.push(format!("line {number}: {}", failure.message)),

@@ -63,8 +63,7 @@ pub(crate) struct Config {
 impl Config {
     /// Reads the file that `option` names, else the user's and the system's.
     pub(crate) fn load(option: Option<&OsStr>) -> Result<Config, Failure> {
-        // An empty variable counts as unset.
-        match option.filter(|option| !option.is_empty()) {
+        match option {
             Some(option) => read(Path::new(option)),
             None => load_defaults(user_file().into_iter().chain([SYSTEM_FILE.into()])),
         }

@@ -14,7 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Arg, CommandFactory as _, Parser, Subcommand, ValueEnum, ValueHint};
 
 use self::change::{Latch, Token, Unlock};
 pub(crate) use self::cron::RunJob;
@@ -73,6 +73,25 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+impl Args {
+    /// Returns what parses the command line and the environment. An empty variable counts as unset.
+    pub(crate) fn parser() -> clap::Command {
+        without_empty_variables(Args::command())
+    }
+}
+
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty =
+        |variable: &OsStr| std::env::var_os(variable).is_some_and(|value| value.is_empty());
+    let arg = |arg: Arg| match arg.get_env().is_some_and(is_empty) {
+        true => arg.env(None),
+        false => arg,
+    };
+    command
+        .mut_args(arg)
+        .mut_subcommands(without_empty_variables)
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
@@ -125,7 +144,7 @@ impl InternalCommand {
 ///
 /// Uses the main features as a program would, by two clients on names of its own that begin with
 /// `redlatch-doctor:`, and asks the servers for their settings. It takes some seconds, and deletes
-/// what it made.
+/// what it made, also after a signal that ends it.
 ///
 /// Each line has a state: ok; note, a limit to know about; degraded, works less well; failed. A
 /// line that begins with change: says what to do about it.
@@ -138,7 +157,7 @@ Examples:
   redlatch doctor --url rediss://redis.example:6380 --json
 
 Exit codes: 0 everything works; 1 something failed or is degraded; 2 wrong usage;
-69 the store cannot be reached, or locks do not work on it."
+69 the store cannot be reached, or locks do not work on it; 128+n ended by signal n."
 )]
 pub(crate) struct Doctor {
     /// Print JSON
@@ -269,8 +288,6 @@ pub(crate) struct Exec {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     /// They may have passwords in the wrong place, and characters that control the terminal.

@@ -1,7 +1,8 @@
 //! Runs CMD while this process holds a lock, and then releases the lock.
 //!
 //! 1. Starts CMD, unless the lock is already lost, and passes signals on to it. A stop signal stops
-//!    CMD's processes and then `redlatch`. When it continues, it checks the lock first.
+//!    CMD's processes and then `redlatch`. When it continues, it checks the lock first; an ending
+//!    signal does not wait for the answer.
 //! 2. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
 //!    processes, and kills them after --kill-after. A signal also ends the wait for a store that
 //!    does not answer the release.
@@ -199,8 +200,7 @@ async fn supervise(
             caught = signals.next() => match caught {
                 Caught::Stop if signals::can_stop() => {
                     child.stop_all();
-                    signals::stop();
-                    if let Some(loss) = held_lock.check_loss(client).await {
+                    if let Some(loss) = stop_and_check(child, held_lock, client, signals).await {
                         child.kill_stopped();
                         return Ok(RunOutcome::Lost(loss));
                     }
@@ -230,6 +230,38 @@ async fn supervise(
         never = report_remaining(held_lock.names(), cmd, count_remaining) => match never {},
     }
     Ok(RunOutcome::CmdEnded(status))
+}
+
+/// Stops this process, whose CMD is stopped, and checks the lock when it continues. A signal that
+/// asks CMD to end does not wait for the store: the local lease decides then.
+async fn stop_and_check(
+    child: &mut Child,
+    held_lock: &HeldLock,
+    client: &Client,
+    signals: &mut Signals,
+) -> Option<Loss> {
+    loop {
+        signals::stop();
+        let mut check = pin!(held_lock.check_loss(client));
+        // Until another stop: an answer from before it proves nothing.
+        loop {
+            tokio::select! {
+                biased;
+                loss = &mut check => return loss,
+                caught = signals.next() => match caught {
+                    Caught::Stop if signals::can_stop() => break,
+                    Caught::End(_) => {
+                        let loss = held_lock.known_loss().await;
+                        if loss.is_none() {
+                            child.forward(caught);
+                        }
+                        return loss;
+                    }
+                    caught => child.forward(caught),
+                },
+            }
+        }
+    }
 }
 
 /// Ends CMD and its child processes, because another client asks for the lock.

@@ -83,6 +83,10 @@ pub(crate) struct StoreArgs {
     #[arg(skip)]
     pub(crate) default_credentials_command: Option<String>,
 
+    /// Whether the URL has a password that overrides REDLATCH_PASSWORD.
+    #[arg(skip)]
+    ignores_password_variable: bool,
+
     /// The user for the Sentinels
     #[arg(
         long,
@@ -101,6 +105,10 @@ pub(crate) struct StoreArgs {
     /// The same as `default_password_file`, for the Sentinels.
     #[arg(skip)]
     pub(crate) default_sentinel_password_file: Option<PathBuf>,
+
+    /// The same for REDLATCH_SENTINEL_PASSWORD.
+    #[arg(skip)]
+    ignores_sentinel_password_variable: bool,
 
     /// The CA certificates to trust for the store, in PEM, instead of the system's
     #[arg(
@@ -210,19 +218,31 @@ impl StoreArgs {
         self.url.as_deref().unwrap_or(DEFAULT_URL)
     }
 
+    /// Ignores the variables that the URL, which is an option, overrides: with a user or a password
+    /// that of the user, and with a password those of the password and of its command. `is_option`:
+    /// whether an option sets this field.
+    pub(crate) fn ignore_overridden_variables(&mut self, is_option: impl Fn(&str) -> bool) {
+        // An invalid one is reported later.
+        let url = PublicUrl::parse(self.url()).unwrap_or_default();
+        let is_overridden = |field, by_url| by_url && !is_option(field);
+        if is_overridden("user", url.has_login) {
+            self.user = None;
+        }
+        if is_overridden("credentials_command", url.has_password) {
+            self.credentials_command = None;
+        }
+        if is_overridden("sentinel_user", url.has_sentinel_login) {
+            self.sentinel_user = None;
+        }
+        self.ignores_password_variable = url.has_password;
+        self.ignores_sentinel_password_variable = url.has_sentinel_password;
+    }
+
     /// Fills missing settings from `lower`.
     ///
     /// Values that belong together are not mixed: a login in the URL excludes user and password of
     /// `lower`, and a client certificate its key.
     pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
-        // An empty variable counts as unset.
-        for text in [
-            &mut self.user,
-            &mut self.credentials_command,
-            &mut self.sentinel_user,
-        ] {
-            text.take_if(|text| text.is_empty());
-        }
         let url = self.url.as_deref().map(PublicUrl::parse);
         // An invalid one is reported later.
         let url = url.and_then(Result::ok).unwrap_or_default();
@@ -257,12 +277,10 @@ impl StoreArgs {
 
     /// Applies these options, and the passwords from files or the environment, to `builder`.
     pub(crate) fn apply_to(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
-        // An empty variable counts as unset.
-        let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(prefix) = &self.prefix {
             builder = builder.prefix(prefix);
         }
-        if let Some(user) = non_empty(&self.user) {
+        if let Some(user) = &self.user {
             builder = builder.username(user);
         }
         if let (None, Some(command)) = (&self.password_file, &self.credentials_command) {
@@ -270,7 +288,7 @@ impl StoreArgs {
         } else {
             let password = read_password(
                 self.password_file.as_deref(),
-                PASSWORD_VARIABLE,
+                (!self.ignores_password_variable).then_some(PASSWORD_VARIABLE),
                 self.default_password_file.as_deref(),
             )?;
             builder = match (password, &self.default_credentials_command) {
@@ -280,12 +298,12 @@ impl StoreArgs {
                 (None, None) => builder,
             };
         }
-        if let Some(user) = non_empty(&self.sentinel_user) {
+        if let Some(user) = &self.sentinel_user {
             builder = builder.sentinel_username(user);
         }
         let password = read_password(
             self.sentinel_password_file.as_deref(),
-            SENTINEL_PASSWORD_VARIABLE,
+            (!self.ignores_sentinel_password_variable).then_some(SENTINEL_PASSWORD_VARIABLE),
             self.default_sentinel_password_file.as_deref(),
         )?;
         builder = match password {
@@ -302,7 +320,7 @@ impl StoreArgs {
         if let Some(ca) = &self.tls_ca {
             builder = builder.tls_ca_file(ca);
         }
-        if let Some(name) = non_empty(&self.tls_server_name) {
+        if let Some(name) = &self.tls_server_name {
             builder = builder.tls_server_name(name);
         }
         match (&self.tls_cert, &self.tls_key) {
@@ -336,14 +354,15 @@ enum Password {
 /// Reads a password from the file, else from the environment variable, else from the default file.
 fn read_password(
     file: Option<&Path>,
-    variable: &str,
+    variable: Option<&str>,
     default_file: Option<&Path>,
 ) -> Result<Option<Password>, Failure> {
     let Some(file) = file else {
-        return match std::env::var(variable) {
+        return match variable.map_or(Err(VarError::NotPresent), std::env::var) {
             Ok(password) if !password.is_empty() => Ok(Some(Password::Text(password))),
             Ok(_) | Err(VarError::NotPresent) => default_file.map(read_password_file).transpose(),
             Err(VarError::NotUnicode(_)) => {
+                let variable = variable.unwrap_or_default();
                 Err(Failure::usage(format!("{variable} is not valid UTF-8")))
             }
         };
@@ -383,7 +402,7 @@ pub(crate) fn warn_if_url_has_password(url: &str) {
 
 /// Returns whether a URL contains a password.
 pub(crate) fn has_password(url: &str) -> bool {
-    PublicUrl::parse(url).is_ok_and(|url| url.has_password)
+    PublicUrl::parse(url).is_ok_and(|url| url.has_password || url.has_sentinel_password)
 }
 
 /// The first characters of each ticket.
@@ -407,7 +426,8 @@ pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
         (PASSWORD_VARIABLE, None),
         (SENTINEL_PASSWORD_VARIABLE, None),
     ];
-    if let Some(url) = std::env::var_os(URL_VARIABLE) {
+    // An empty one counts as unset.
+    if let Some(url) = std::env::var_os(URL_VARIABLE).filter(|url| !url.is_empty()) {
         let public = url.to_str().map(PublicUrl::parse).and_then(Result::ok);
         let url = public.map_or(NO_URL.to_owned(), |url| url.without_passwords);
         changes.push((URL_VARIABLE, Some(url)));
@@ -457,16 +477,28 @@ mod tests {
     }
 
     #[test]
-    fn empty_text_counts_as_unset() {
-        let mut args = StoreArgs {
-            user: Some(String::new()),
-            sentinel_user: Some(String::new()),
-            ..StoreArgs::default()
+    fn url_of_an_option_overrides_the_variables_of_its_logins() {
+        let url = "redis+sentinel://me@h/m?sentinel_password=pw";
+        let with_variables = || StoreArgs {
+            credentials_command: Some("variable".into()),
+            ..lower()
         };
-        args.fill_from(lower());
-        for text in [args.user, args.sentinel_user] {
-            assert_eq!(text.as_deref(), Some("lower"));
-        }
+        let mut args = StoreArgs {
+            url: Some(url.into()),
+            ..with_variables()
+        };
+        args.ignore_overridden_variables(|_| false);
+        assert_eq!((args.user, args.sentinel_user), (None, None));
+        // A user in the URL is used with the password of a variable.
+        assert!(args.credentials_command.is_some() && !args.ignores_password_variable);
+        assert!(args.ignores_sentinel_password_variable);
+        let mut args = StoreArgs {
+            url: Some("redis://:pw@h".into()),
+            ..with_variables()
+        };
+        args.ignore_overridden_variables(|field| field == "user");
+        assert!(args.user.is_some() && args.sentinel_user.is_some());
+        assert!(args.credentials_command.is_none() && args.ignores_password_variable);
     }
 
     #[test]

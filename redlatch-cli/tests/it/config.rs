@@ -1,9 +1,10 @@
 //! Tests of configuration files: where they are, what overrides them, and errors in them.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use redlatch_testkit::{Server, shared, unique};
+use redlatch_testkit::{CertSpec, LOOPBACK, Server, TlsServer, shared, unique};
 
 use crate::support::*;
 
@@ -52,10 +53,48 @@ fn file_is_found_in_the_home_directory_or_by_its_path() {
     let mut by_variable = configured(&missing, &show);
     by_variable.env("REDLATCH_CONFIG", &by_path);
     finish(by_variable).expect(1);
-    // An empty variable counts as unset.
-    let mut by_empty_variable = configured(&dir, &show);
-    by_empty_variable.env("REDLATCH_CONFIG", "");
-    finish(by_empty_variable).expect(1);
+}
+
+/// Neither an error, nor a setting in place of that of the file.
+#[test]
+fn empty_variables_count_as_unset() {
+    let certificate = CertSpec {
+        names: &["db.example"],
+        ..LOOPBACK
+    };
+    let server = TlsServer::start_for(certificate, "yes", &["me on >s3cret ~* &* +@all"]);
+    let (temp_dir, ours) = (TempDir::new(), server.ca().client());
+    write(&temp_dir, "password", "s3cret");
+    write(&temp_dir, "ca", server.ca().pem());
+    write(&temp_dir, "cert", &ours.cert);
+    write(&temp_dir, "key", &ours.key);
+    let text = "user = 'me'\npassword-file = 'password'\ntls-ca = 'ca'\ntls-cert = 'cert'\n\
+                tls-key = 'key'\ntls-server-name = 'db.example'\nlog-format = 'json'\n";
+    let text = format!("url = '{}'\n{text}", server.url());
+    write(&temp_dir, "redlatch.toml", &text);
+    let dir = temp_dir.path("");
+    let mut variables = BTreeSet::from(["REDLATCH_PASSWORD", "REDLATCH_SENTINEL_PASSWORD"]);
+    let help = ["run", "renew"].map(|command| finish(clean_command(&[command, "--help"])).stdout);
+    for line in help.iter().flat_map(|help| help.lines()) {
+        let variable = line.trim().strip_prefix("[env: ");
+        variables.extend(variable.and_then(|variable| variable.strip_suffix(']')));
+    }
+    assert!(variables.contains("REDLATCH_TICKET"), "{variables:?}");
+    let check_url = ["sh", "-c", "test \"$REDLATCH_URL\" != invalid"];
+    for variable in variables {
+        let with_empty = |args: &[&str], code| {
+            let mut command = configured(&dir, args);
+            command.env(variable, "");
+            let finished = finish(command);
+            assert_eq!(finished.code, Some(code), "{variable}: {finished:#?}");
+        };
+        let name = unique("empty");
+        with_empty(&[&["run", &name, "--"], &check_url[..]].concat(), 0);
+        with_empty(&["unlock", "--force", &name], 0);
+        with_empty(&["completions", "bash"], 0);
+        // No ticket.
+        with_empty(&["renew"], 2);
+    }
 }
 
 #[test]

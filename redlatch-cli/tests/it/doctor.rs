@@ -1,6 +1,9 @@
 //! Tests of `redlatch doctor`: what works on a server, and what to change.
 
-use redlatch_testkit::{Server, shared_cluster};
+use std::time::Duration;
+
+use redlatch_testkit::{Proxy, Server, shared_cluster};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::*;
@@ -40,6 +43,7 @@ fn everything_works_on_a_plain_server() {
         "ticket",
         "list and inspect",
         "who holds a lock",
+        "clean-up",
         "eviction at",
     ] {
         let (state, line) = check(&report, name);
@@ -51,6 +55,25 @@ fn everything_works_on_a_plain_server() {
     assert!(report.stderr.is_empty(), "{report:#?}");
     let left: Vec<String> = server.command(&["KEYS", "*doctor*"]);
     assert_eq!(left, [""; 0]);
+}
+
+#[test]
+fn interrupted_check_leaves_no_keys() {
+    let server = Server::start();
+    let proxy = Proxy::to_server(&server);
+    // Otherwise a check ends before the signal arrives.
+    proxy.delay(Duration::from_millis(50));
+    let mut command = clean_command(&["doctor"]);
+    command.env("REDLATCH_URL", proxy.url());
+    let doctor = Running::start(command);
+    let keys = |what: &str| server.command::<Vec<String>>(&["KEYS", what]);
+    until("it has made a semaphore", || {
+        !keys("*doctor*:semaphore*").is_empty()
+    });
+    doctor.signal(Signal::INT);
+    let finished = doctor.finish();
+    assert_eq!(keys("*doctor*"), [""; 0]);
+    finished.expect(130);
 }
 
 #[test]

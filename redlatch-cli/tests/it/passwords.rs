@@ -72,6 +72,46 @@ fn password_can_be_in_a_file_or_in_the_environment() {
     assert_eq!(finish(command).expect(0).stderr, "");
 }
 
+/// Options override variables.
+#[test]
+fn login_in_the_url_of_an_option_overrides_the_variables() {
+    let (server, temp_dir) = (server(), TempDir::new());
+    let of_me = temp_dir.path("of-me");
+    let me = format!("{PASSWORD}-of-me");
+    std::fs::write(&of_me, &me).unwrap();
+    let with = |login: &str| url(&server, login);
+    let (wrong, with_password) = (with("you:wrong@"), with(&format!("me:{me}@")));
+    let (with_user, only_password) = (with("me@"), with(&format!(":{PASSWORD}@")));
+    let command = "echo wrong; echo user: you";
+    for (url, variables, options) in [
+        (
+            &with_password,
+            &[("REDLATCH_PASSWORD", "wrong")][..],
+            &[][..],
+        ),
+        (&with_password, &[("REDLATCH_USERNAME", "you")], &[]),
+        (
+            &with_password,
+            &[("REDLATCH_CREDENTIALS_COMMAND", command)],
+            &[],
+        ),
+        (&only_password, &[("REDLATCH_USERNAME", "me")], &[]),
+        (
+            &with_user,
+            &[("REDLATCH_PASSWORD", &me), ("REDLATCH_USERNAME", "you")],
+            &[],
+        ),
+        (
+            &wrong,
+            &[("REDLATCH_PASSWORD", "wrong")],
+            &["--user", "me", "--password-file", &of_me],
+        ),
+    ] {
+        let options = [&["--url", url.as_str()], options].concat();
+        list(&wrong, variables, &options, 0);
+    }
+}
+
 #[test]
 fn password_in_command_line_causes_warning() {
     let server = server();

@@ -3,7 +3,7 @@
 
 use std::os::unix::process::CommandExt as _;
 
-use redlatch_testkit::{shared, unique};
+use redlatch_testkit::{Proxy, shared, unique};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
@@ -355,6 +355,44 @@ fn stopped_tree_that_lost_its_lock_never_continues() {
         assert_eq!(work(), before, "the child worked without the lock");
         next.release();
     }
+}
+
+/// The store does not answer whether the lock is still held.
+#[test]
+fn signal_does_not_wait_for_the_check_after_a_stop() {
+    let (proxy, name) = (Proxy::to(shared().port()), unique("check"));
+    let script = "echo $$; exec cat";
+    let options = ["--watchdog", "1h", "--response-timeout", "1h"];
+    let args = [&["run"], &options[..], &[&name, "--", "sh", "-c", script]].concat();
+    let mut command = clean_command(&args);
+    command.env("REDLATCH_URL", proxy.url());
+    command.process_group(0);
+    let holder = Running::start(command);
+    let pids = [holder.pid(), holder.cmd_pid()];
+    let stop = |signal| {
+        holder.signal(signal);
+        until("both are stopped", || {
+            pids.iter().all(|pid| is_stopped(*pid))
+        });
+        holder.signal(Signal::CONT);
+        until("it continues", || !is_stopped(pids[0]));
+    };
+    stop(Signal::TSTP);
+    until("CMD continues", || !is_stopped(pids[1]));
+    proxy.hold_requests(true);
+    stop(Signal::TSTP);
+    until("it asks", || proxy.held_requests() > 0);
+    // A second stop begins another check.
+    stop(Signal::TTIN);
+    assert!(
+        is_stopped(pids[1]),
+        "it is not known whether the lock is held"
+    );
+    holder.signal(Signal::TERM);
+    until("CMD ends", || is_dead(pids[1]));
+    proxy.hold_requests(false);
+    holder.finish().expect(143);
+    assert!(!is_held(shared(), &name));
 }
 
 /// Ctrl-Z, then `fg`, in a shell with job control.

@@ -134,6 +134,12 @@ fn tokens_of_a_file_are_advanced() {
     assert_eq!(next_token(&names[0]), "7001\n");
     assert_eq!(next_token(&names[1]), "43\n");
 
+    // White space is part of a name.
+    let spaced = format!(" {} ", unique("token"));
+    std::fs::write(&file, format!("{spaced} 5\n")).unwrap();
+    assert_eq!(advance(&file).expect(0).stdout, format!("{spaced} 5\n"));
+    assert_eq!(next_token(&spaced), "6\n");
+
     let other = unique("token");
     let text = format!("{other} 5\nnothing\n{other} -1\n{other} 9223372036854775808\n");
     std::fs::write(&file, text).unwrap();

@@ -100,12 +100,14 @@ pub struct PublicUrl {
     pub redacted: String,
     /// With the users. Names the same servers and the same database.
     pub without_passwords: String,
-    /// Whether it has a password, for whichever servers.
-    pub has_password: bool,
     /// Whether it has a user or a password for the data servers.
     pub has_login: bool,
+    /// Whether it has a password for the data servers.
+    pub has_password: bool,
     /// Whether it has a user or a password for the sentinels.
     pub has_sentinel_login: bool,
+    /// Whether it has a password for the sentinels.
+    pub has_sentinel_password: bool,
 }
 
 impl PublicUrl {
@@ -132,10 +134,11 @@ impl PublicUrl {
         Ok(PublicUrl {
             redacted: parts.text("***", is_no_login),
             without_passwords: parts.text(user, is_no_password),
-            has_password: login.password.is_some() || sentinel_login.password.is_some(),
             has_login: login.username.is_some() || login.password.is_some(),
+            has_password: login.password.is_some(),
             has_sentinel_login: sentinel_login.username.is_some()
                 || sentinel_login.password.is_some(),
+            has_sentinel_password: sentinel_login.password.is_some(),
         })
     }
 }
@@ -955,12 +958,13 @@ mod tests {
             let has_secret = |text: &str| SECRET_ENDS.iter().any(|end| text.contains(end));
             let public = PublicUrl::parse(&url).unwrap_or_else(|error| panic!("{url}: {error}"));
             prop_assert!(!has_secret(&format!("{public:?}")), "{url}: {public:?}");
-            prop_assert_eq!(public.has_password, has_secret(&url), "{}", url);
+            let has_password = |url: &PublicUrl| url.has_password || url.has_sentinel_password;
+            prop_assert_eq!(has_password(&public), has_secret(&url), "{}", url);
             let options = with_password_from_elsewhere();
             let kept = &public.without_passwords;
             prop_assert_eq!(meaning(kept, &options), meaning(&url, &options), "{}", url);
             let again = PublicUrl::parse(kept).unwrap();
-            prop_assert!(!again.has_password, "{}: {}", url, kept);
+            prop_assert!(!has_password(&again), "{}: {}", url, kept);
             prop_assert_eq!(&again.without_passwords, kept);
             prop_assert_eq!(&again.redacted, &PublicUrl::parse(&again.redacted).unwrap().redacted);
             let servers = |url: &str| format!("{:?}", super::parse(url, &options).unwrap());
@@ -1026,18 +1030,34 @@ mod tests {
             let public = PublicUrl::parse(url).unwrap();
             assert_eq!(public.redacted, redacted);
             assert_eq!(public.without_passwords, without_passwords);
-            assert_eq!(public.has_password, url.contains('p') && url.contains('w'));
         }
         let logins = |url| {
             let public = PublicUrl::parse(url).unwrap();
-            (public.has_login, public.has_sentinel_login)
+            [
+                public.has_login,
+                public.has_password,
+                public.has_sentinel_login,
+                public.has_sentinel_password,
+            ]
         };
-        assert_eq!(logins("redis://@h"), (false, false));
-        assert_eq!(logins("redis://u@h"), (true, false));
-        assert_eq!(logins("unix:/a&b?db=0"), (false, false));
-        assert_eq!(logins("unix:/a?user=u"), (true, false));
-        let sentinel = "redis+sentinel://h/m?sentinel_password=p@";
-        assert_eq!(logins(sentinel), (false, true));
+        for (url, expected) in [
+            ("redis://@h", [false; 4]),
+            ("redis://u@h", [true, false, false, false]),
+            ("redis://:pw@h", [true, true, false, false]),
+            ("unix:/a&b?db=0", [false; 4]),
+            ("unix:/a?user=u", [true, false, false, false]),
+            ("unix:/a?pass=pw", [true, true, false, false]),
+            (
+                "redis+sentinel://h/m?sentinel_password=p@",
+                [false, false, true, true],
+            ),
+            (
+                "redis+sentinel://u@h/m?sentinel_user=u",
+                [true, false, true, false],
+            ),
+        ] {
+            assert_eq!(logins(url), expected, "{url}");
+        }
     }
 
     #[test]
