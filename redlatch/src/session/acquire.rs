@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::settle::UnansweredAttempt;
 use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{AcquireParams, HoldKind};
+use crate::hold::{AcquireParams, HoldKind, Share};
 use crate::join::{Boxed, join_all};
 use crate::lease::{Expiry, Lease};
 use crate::step::{Outcome, Step};
@@ -74,11 +74,20 @@ impl Session {
                 let delivery = Delivery::acquisition(is_reentry);
                 let answer = self.store.run(&step, subscribe, delivery, progress).await;
                 let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
+                // By the object with this index, if that is known. If this is the answer to a repetition, the first one may have
+                // acquired all, and other owners some since. So the rest stays to be settled.
+                let refused = |by: Option<usize>| {
+                    let is_first = !progress.was_repeated();
+                    let of_each = unsettled.iter().enumerate();
+                    of_each
+                        .filter(|(i, one)| is_first || by == Some(*i) && one.is_whole())
+                        .for_each(|(_, one)| one.mark_settled());
+                };
                 let answer = match answer {
                     Ok(answer) => answer,
                     Err(error) => {
-                        if error.leaves_untouched() || !progress.was_sent() {
-                            mark_settled();
+                        if error.leaves_untouched() {
+                            refused((holds.len() == 1).then_some(0));
                         }
                         if let Error::WrongKind { .. } = error {
                             holds.iter().for_each(RequestedHold::suspect);
@@ -87,10 +96,10 @@ impl Session {
                     }
                 };
                 if let Some(i) = blocked(&answer.reply) {
-                    mark_settled();
+                    refused(Some(i));
                     // With replicas, an attempt has to confirm the hold. Of an attempt that was sent twice, the store may
                     // already have granted the first.
-                    if !answer.repeated && answer.confirmation.is_none() {
+                    if !progress.was_repeated() && answer.confirmation.is_none() {
                         for requested in holds {
                             let mut state = requested.hold_ref.hold.state();
                             let end = answer.sent_at + requested.terms.lease.duration();
@@ -357,6 +366,11 @@ impl<'a> SettleOnDrop<'a> {
     fn mark_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
         self.hold_ref.hold.state().attempt_answered(self.change);
+    }
+
+    /// Returns whether an owner has all of the object or nothing.
+    fn is_whole(&self) -> bool {
+        self.hold_ref.hold.kind.share() == Share::Whole
     }
 
     /// Settles the attempt in its own turn. If this fails, dropping `self` settles it.

@@ -15,6 +15,10 @@
 //!   attempt is not acknowledged. Tests: `ledger/exploration` (permits),
 //!   `permits_taken_out_are_not_released_for_an_earlier_attempt`,
 //!   `waiter_keeps_its_place_while_an_earlier_attempt_is_settled`.
+//! - *A refused repetition leaves what the first attempt acquired:* the other members of a multi-lock,
+//!   or some of several permits. The refusal does not acknowledge them. Tests:
+//!   `members_behind_the_one_that_refuses_a_repetition_are_released`,
+//!   `rest_of_permits_is_released_if_a_repetition_is_refused`.
 //! - *An inner release frees the lock.* A release carries the count to keep. Mutant
 //!   `inner-release-unlocks-outer`.
 //! - *A repeated release reports a loss.* If the repetition finds nothing, the first one succeeded.
@@ -193,8 +197,8 @@ impl HoldRef {
         let answer = store.run(&step, None, snapshot.delivery(), progress).await;
         release.record_result(&answer);
         let answer = answer?;
-        let held =
-            self.handle_release_answer(hold, snapshot, keep, answer.reply, answer.repeated)?;
+        let repeated = progress.was_repeated();
+        let held = self.handle_release_answer(hold, snapshot, keep, answer.reply, repeated)?;
         if serves_queue {
             session.serve_queue(hold);
         }

@@ -953,6 +953,61 @@ async fn grant_is_accepted_while_third_of_lease_is_left() {
     }
 }
 
+/// Lets the store acquire the object of a hold, as by an attempt of which the answer is lost.
+async fn acquired_without_answer(hold_ref: &HoldRef) {
+    let terms = hold_ref.session.terms(None, true);
+    let step = RequestedHold::without_waiting(&*hold_ref.hold.kind, hold_ref, terms).step(0);
+    let acquired = hold_ref.session.store.run_idempotent(&step).await;
+    assert_eq!(acquired.unwrap(), Outcome::ACQUIRED);
+}
+
+/// The first execution acquired all. Before it is repeated, another owner gets the second lock, or its key another kind.
+#[tokio::test(start_paused = true)]
+async fn members_behind_the_one_that_refuses_a_repetition_are_released() {
+    for is_other_kind in [false, true] {
+        let (store, [client, other]) = clients();
+        let locks = ["a", "b", "c"].map(|name| client.lock(name));
+        let me = Owner::new();
+        for lock in &locks {
+            acquired_without_answer(&lock.erased().hold_ref(me).unwrap()).await;
+        }
+        let _theirs = stolen(&other.lock("b")).await;
+        if is_other_kind {
+            assert!(other.lock("b").force_unlock().await.unwrap());
+            other.semaphore("b").try_set_permits(1).await.unwrap();
+        }
+        store.fail([Repeated]);
+        let refused = MultiLock::new(&locks).try_lock().owner(me).await;
+        assert_eq!(
+            refused.map(|none| none.is_none()).ok(),
+            (!is_other_kind).then_some(true)
+        );
+        client.flush().await;
+        for lock in [&locks[0], &locks[2]] {
+            assert!(!lock.is_locked().await.unwrap(), "{}", lock.name());
+        }
+    }
+}
+
+/// The first execution acquired two permits. Before it is repeated, another client releases one of them and acquires it.
+#[tokio::test(start_paused = true)]
+async fn rest_of_permits_is_released_if_a_repetition_is_refused() {
+    let (store, [client, other]) = clients();
+    let permits = client.expirable_semaphore("a").permits(2);
+    let theirs = other.expirable_semaphore("a");
+    let kind = permits.acquire_many(2).await.unwrap().handle();
+    client.flush().await;
+    let hold_ref = kind.erased().hold_ref(Owner::anonymous()).unwrap();
+    acquired_without_answer(&hold_ref).await;
+    let id = theirs.held_permits().await.unwrap()[0].id;
+    theirs.release(id).await.unwrap();
+    let _theirs = theirs.acquire().await.unwrap();
+    store.fail([Repeated]);
+    assert!(!attempt(&hold_ref, hold_ref.session.terms(None, true)).await);
+    client.flush().await;
+    assert_eq!(theirs.available().await.unwrap(), 1);
+}
+
 /// A guard that is lost at its limit of ten seconds, and the error that says so.
 async fn limited(client: &Client, owner: Owner) -> Guard {
     let request = client.lock("a").lock().owner(owner);
