@@ -45,6 +45,9 @@ use crate::sync::Mutex;
 /// no lease, so nothing else releases them.
 pub(super) const RELEASE_RETRY_LIMIT: Duration = Duration::from_secs(600);
 
+/// The step of a release, for the error that its outcome is unknown.
+const RELEASING: &str = "releasing permits";
+
 /// Acquired permits. When dropped, they pass to another request of this client, or are released in the background.
 pub(crate) struct HeldPermits {
     /// `None` if there is nothing left to release.
@@ -100,6 +103,7 @@ impl HeldPermits {
             ends,
             delivery: Delivery::IMMEDIATE,
             node: None,
+            progress: None,
         });
         HeldPermits {
             pending,
@@ -300,7 +304,8 @@ impl std::fmt::Debug for HeldPermits {
     }
 }
 
-/// Permits to release. Logs a warning if it is dropped before they are released.
+/// Permits to release. If a try to release them ends with its runtime before it is sent, it is made in another one. Logs a warning
+/// if this is dropped otherwise before they are released.
 struct PendingRelease {
     session: Arc<Session>,
     object: Arc<ObjectKeys>,
@@ -313,6 +318,8 @@ struct PendingRelease {
     delivery: Delivery,
     /// The node of an acquisition that is not confirmed.
     node: Option<KeptNode>,
+    /// The progress of the latest try. `None`: no try has begun in the runtime that has this.
+    progress: Option<Progress>,
 }
 
 impl PendingRelease {
@@ -324,11 +331,15 @@ impl PendingRelease {
         // Not more than could be acquired.
         let permits = i32::try_from(self.permits).unwrap_or(i32::MAX);
         let step = rules::add(&self.object, permits, true);
-        let (store, progress) = (&self.session.store, Progress::default());
-        let what = "releasing permits";
+        let (store, progress) = (
+            &self.session.store,
+            self.progress.insert(Progress::default()),
+        );
+
         let (waiting, channel) = (&self.session.waiting, self.object.channel());
         waiting.record_release(channel);
-        let added = store.run_at_most_once(&step, what, self.delivery, Duration::ZERO, &progress);
+        let added =
+            store.run_at_most_once(&step, RELEASING, self.delivery, Duration::ZERO, progress);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;
@@ -352,8 +363,10 @@ impl PendingRelease {
                         | Error::WrongKind { .. }
                         | Error::InvalidCount { .. }
                 );
-                if is_final {
-                    self.final_error = Some(error.clone());
+                match is_final {
+                    true => self.final_error = Some(error.clone()),
+                    // The store has refused it, if it was sent.
+                    false => progress.mark_unsent(),
                 }
                 Err(error)
             }
@@ -397,6 +410,29 @@ impl Drop for PendingRelease {
         if self.permits == 0 || self.has_expired() {
             return;
         }
+        // The runtime of a try that has begun has ended.
+        let begun = self.progress.take();
+        match begun.filter(|_| self.final_error.is_none()) {
+            Some(progress) if progress.was_sent() => {
+                self.final_error = Some(Error::OutcomeUnknown {
+                    step: RELEASING,
+                    reason: "its runtime ended before the answer".into(),
+                    source: None,
+                });
+            }
+            Some(_) => {
+                let rest = PendingRelease {
+                    session: self.session.clone(),
+                    object: self.object.clone(),
+                    final_error: None,
+                    node: self.node.take(),
+                    progress: None,
+                    ..*self
+                };
+                return rest.release_in_background();
+            }
+            None => {}
+        }
         let (semaphore, permits) = (self.object.full_name(), self.permits);
         match &self.final_error {
             Some(error) => tracing::warn!(semaphore, permits, %error,
@@ -415,7 +451,46 @@ mod tests {
     use std::future::IntoFuture as _;
 
     use super::*;
-    use crate::Client;
+    use crate::store::embedded::failure_injection::Failure::NotSent;
+    use crate::test_prelude::run_others;
+    use crate::{Client, Embedded};
+
+    /// It is retried there until the end of that runtime, and then in another one, if there is one.
+    #[test]
+    fn release_that_was_not_sent_continues_in_a_living_runtime() {
+        let store = Embedded::new();
+        let client = Client::builder().connect_embedded(&store).unwrap();
+        let semaphore = client.semaphore("a");
+        let background = &semaphore.session.background;
+        let living = background.runtime_for_test();
+        living.block_on(async { semaphore.try_set_permits(2).await.unwrap() });
+        let begin_in_ending_runtime = |is_dropped: bool| {
+            let ending = background.runtime_for_test();
+            ending.block_on(async {
+                let permits = semaphore.acquire().await.unwrap();
+                store.fail([NotSent; 100]);
+                match is_dropped {
+                    true => drop(permits),
+                    false => assert!(permits.release().await.is_err()),
+                }
+                run_others().await;
+                assert_eq!(client.status().background, 1);
+            });
+        };
+        for is_dropped in [true, false] {
+            begin_in_ending_runtime(is_dropped);
+            assert_eq!(client.status().background, 1);
+            store.recover();
+            let available = living.block_on(async {
+                client.flush().await;
+                semaphore.available().await.unwrap()
+            });
+            assert_eq!(available, 2);
+        }
+        drop(living);
+        begin_in_ending_runtime(true);
+        assert_eq!(client.status().background, 0);
+    }
 
     /// A promoted replica may not know that they were acquired.
     #[tokio::test(start_paused = true)]
