@@ -125,9 +125,12 @@ impl HeldPermits {
         });
     }
 
-    /// Keeps the node that made the acquisition, until replicas have confirmed it or it is settled.
-    pub(super) fn keep_node(&mut self, confirmation: &Confirmation) {
+    /// Binds the permits to the server that granted them, until replicas have confirmed that: they are released only there, or
+    /// where their slot has moved from there. A promoted replica may not know that they were acquired, and would have too many
+    /// permits.
+    pub(super) fn bind_to(&mut self, server: ServerId, confirmation: &Confirmation) {
         if let Some(pending) = &mut self.pending {
+            pending.delivery = Delivery::on(Route::AcquisitionsOf(server));
             pending.node.clone_from(&confirmation.node);
         }
     }
@@ -135,7 +138,7 @@ impl HeldPermits {
     /// Records that enough replicas have confirmed the acquisition. From now on the permits may pass to another request.
     pub(super) fn confirmed(&mut self) {
         if let Some(pending) = &mut self.pending {
-            pending.node = None;
+            (pending.delivery, pending.node) = (Delivery::IMMEDIATE, None);
         }
         let hands_off = |pending: &PendingRelease| pending.session.hands_off;
         if self.pending.as_ref().is_some_and(hands_off) {
@@ -182,16 +185,6 @@ impl HeldPermits {
             session.waiting.yield_to(&object, yields);
         }
         offered.is_ok()
-    }
-
-    /// Releases permits that too few replicas have acknowledged, to the server that granted
-    /// them, or where their slot has moved from there. A promoted replica may not know that they were
-    /// acquired, and would have too many permits.
-    pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
-        if let Some(pending) = &mut self.pending {
-            pending.delivery = Delivery::on(Route::AcquisitionsOf(server));
-        }
-        self.release().await
     }
 }
 
