@@ -88,15 +88,13 @@ impl HoldRef {
     }
 
     /// Removes one guard whose hold the store keeps on purpose: there is nothing to settle. Only for permits: their hold has one
-    /// guard, beside which no release is sent, so all earlier changes are acknowledged.
-    pub(crate) fn leave_guard(&self, terms: Terms) {
-        let change = {
-            let mut state = self.hold.state();
-            let change = state.remove_guard(terms.renewed);
-            state.ledger.kept_in_store(change);
-            change
-        };
+    /// guard, beside which no release is sent, so all earlier changes are acknowledged. If the hold was lost, which is settled,
+    /// this fails.
+    pub(crate) fn leave_guard(&self, terms: Terms) -> Result<()> {
+        let left = self.hold.state().leave_guard(terms.renewed);
+        let change = left.map_err(|loss| self.hold.lost_error(loss))?;
         self.guard_removed(change);
+        Ok(())
     }
 
     fn guard_removed(&self, change: u64) {

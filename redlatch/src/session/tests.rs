@@ -1008,6 +1008,21 @@ async fn rest_of_permits_is_released_if_a_repetition_is_refused() {
     assert_eq!(theirs.available().await.unwrap(), 1);
 }
 
+/// The watchdog releases them. The limit may pass after the caller has looked.
+#[tokio::test(start_paused = true)]
+async fn permits_are_not_left_to_a_caller_at_their_limit() {
+    let client = Client::embedded();
+    let permits = client.expirable_semaphore("a").permits(1);
+    let guard = permits.acquire().at_most(SECOND).await.unwrap();
+    let (hold_ref, terms) = (guard.hold_ref(), guard.terms());
+    tokio::time::advance(SECOND).await;
+    assert!(hold_ref.leave_guard(terms).is_err());
+    assert_eq!(hold_ref.hold.state().count, 1);
+    drop(guard);
+    client.flush().await;
+    assert_eq!(permits.available().await.unwrap(), 1);
+}
+
 /// A guard that is lost at its limit of ten seconds, and the error that says so.
 async fn limited(client: &Client, owner: Owner) -> Guard {
     let request = client.lock("a").lock().owner(owner);
