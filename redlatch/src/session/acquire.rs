@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::settle::UnansweredAttempt;
+use super::settle::OpenAttempt;
 use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{AcquireParams, HoldKind, Share};
@@ -211,7 +211,10 @@ impl<'r> RequestedHold<'r> {
     pub(crate) fn remove_waiter(&self) {
         if self.kind.waiter_ttl().is_some() {
             let hold_ref = self.hold_ref.clone();
-            hold_ref.settle_detached(self.trace_lifetime().duration(), None);
+            let change = hold_ref.hold.state().ledger.waiter_left();
+            let permit = None;
+            let attempt = OpenAttempt { change, permit };
+            hold_ref.settle_detached(self.trace_lifetime().duration(), Some(attempt));
         }
     }
 
@@ -390,7 +393,7 @@ impl Drop for SettleOnDrop<'_> {
         match self.progress.was_sent() {
             true => {
                 let (hold_ref, change) = (self.hold_ref.clone(), self.change);
-                let attempt = UnansweredAttempt { change, permit };
+                let attempt = OpenAttempt { change, permit };
                 hold_ref.settle_detached(self.trace_lifetime.duration(), Some(attempt));
             }
             // It never reached the store.

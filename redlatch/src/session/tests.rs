@@ -681,6 +681,38 @@ async fn waiter_keeps_its_place_while_an_earlier_attempt_is_settled() {
     }
 }
 
+/// The removal of the first one's place is repeated when the next request of the same owner has its place in the queue.
+#[tokio::test(start_paused = true)]
+async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
+    for failure in [NotSent, NoEffect, NoAnswer] {
+        let (store, [client, peer, other]) = clients();
+        let [mine, theirs, third] = [&client, &peer, &other].map(|one| one.fair_lock("a"));
+        let me = Owner::new();
+        let held = theirs.lock().await.unwrap();
+        let left = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        store.fail([failure]);
+        left.abort();
+        run_others().await;
+        assert_eq!(client.status().background, 1, "{failure:?}");
+        let first = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        let second = tokio::spawn(third.lock().into_future());
+        run_others().await;
+        let owners = async || {
+            let queue = mine.queue().await.unwrap();
+            Vec::from_iter(queue.into_iter().map(|waiter| waiter.owner))
+        };
+        let before = owners().await;
+        client.flush().await;
+        assert_eq!(before.len(), 2);
+        assert_eq!(owners().await, before, "{failure:?}");
+        held.unlock().await.unwrap();
+        first.await.unwrap().unwrap().unlock().await.unwrap();
+        second.await.unwrap().unwrap().unlock().await.unwrap();
+    }
+}
+
 /// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
 #[tokio::test(start_paused = true)]
 async fn undo_of_acquisition_is_abandoned_after_its_lease() {
