@@ -1,7 +1,7 @@
 //! The ledger of an owner's hold: which of its changes the store has answered, and what must still be settled.
 //!
-//! 1. Each change gets a number: an attempt to acquire when it is about to be sent, the removal of a guard and a loss at a
-//!    limit when they happen, a release when it was sent and will not be answered any more.
+//! 1. Each change gets a number: an attempt to acquire when it is about to be sent, the removal of a guard, a loss at a
+//!    limit and the end of a wait when they happen, a release when it was sent and will not be answered any more.
 //! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
 //! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are acknowledged: the
 //!    outcome of an unacknowledged change may differ from what the answer implies.
@@ -71,6 +71,11 @@ impl Ledger {
 
     /// Records the removal of a guard. Returns its number.
     pub(super) fn guard_removed(&mut self) -> u64 {
+        self.add()
+    }
+
+    /// Records that a request waits no longer of which the store may know. Returns the number of this change.
+    pub(crate) fn waiter_left(&mut self) -> u64 {
         self.add()
     }
 

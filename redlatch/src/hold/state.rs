@@ -221,6 +221,16 @@ impl HoldState {
         self.ledger.guard_removed()
     }
 
+    /// Removes a guard whose hold the store keeps on purpose. Returns the number of this change. Fails if the hold is lost.
+    pub(crate) fn leave_guard(&mut self, renewed: bool) -> Result<u64, Loss> {
+        if let Some(loss) = self.period.loss {
+            return Err(loss);
+        }
+        let change = self.remove_guard(renewed);
+        self.ledger.kept_in_store(change);
+        Ok(change)
+    }
+
     /// Returns why the hold cannot become a ticket, if it cannot.
     pub(crate) fn why_not_movable(&self, now: Instant) -> Option<&'static str> {
         if self.count != 1 {

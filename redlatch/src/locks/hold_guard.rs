@@ -86,8 +86,7 @@ impl HoldGuard {
     /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
     /// if it was lost.
     pub(crate) fn detach(mut self) -> Result<()> {
-        self.hold().check_not_lost()?;
-        self.hold_ref.leave_guard(self.terms);
+        self.hold_ref.leave_guard(self.terms)?;
         self.hold_ref.session.watchdog.unwatch(self.hold());
         (self.removed, self.settled) = (true, true);
         Ok(())

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::settle::UnansweredAttempt;
+use super::settle::OpenAttempt;
 use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{AcquireParams, HoldKind};
+use crate::hold::{AcquireParams, HoldKind, Share};
 use crate::join::{Boxed, join_all};
 use crate::lease::{Expiry, Lease};
 use crate::step::{Outcome, Step};
@@ -74,11 +74,20 @@ impl Session {
                 let delivery = Delivery::acquisition(is_reentry);
                 let answer = self.store.run(&step, subscribe, delivery, progress).await;
                 let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
+                // By the object with this index, if that is known. If this is the answer to a repetition, the first one may have
+                // acquired all, and other owners some since. So the rest stays to be settled.
+                let refused = |by: Option<usize>| {
+                    let is_first = !progress.was_repeated();
+                    let of_each = unsettled.iter().enumerate();
+                    of_each
+                        .filter(|(i, one)| is_first || by == Some(*i) && one.is_whole())
+                        .for_each(|(_, one)| one.mark_settled());
+                };
                 let answer = match answer {
                     Ok(answer) => answer,
                     Err(error) => {
-                        if error.leaves_untouched() || !progress.was_sent() {
-                            mark_settled();
+                        if error.leaves_untouched() {
+                            refused((holds.len() == 1).then_some(0));
                         }
                         if let Error::WrongKind { .. } = error {
                             holds.iter().for_each(RequestedHold::suspect);
@@ -87,10 +96,10 @@ impl Session {
                     }
                 };
                 if let Some(i) = blocked(&answer.reply) {
-                    mark_settled();
+                    refused(Some(i));
                     // With replicas, an attempt has to confirm the hold. Of an attempt that was sent twice, the store may
                     // already have granted the first.
-                    if !answer.repeated && answer.confirmation.is_none() {
+                    if !progress.was_repeated() && answer.confirmation.is_none() {
                         for requested in holds {
                             let mut state = requested.hold_ref.hold.state();
                             let end = answer.sent_at + requested.terms.lease.duration();
@@ -202,7 +211,10 @@ impl<'r> RequestedHold<'r> {
     pub(crate) fn remove_waiter(&self) {
         if self.kind.waiter_ttl().is_some() {
             let hold_ref = self.hold_ref.clone();
-            hold_ref.settle_detached(self.trace_lifetime().duration(), None);
+            let change = hold_ref.hold.state().ledger.waiter_left();
+            let permit = None;
+            let attempt = OpenAttempt { change, permit };
+            hold_ref.settle_detached(self.trace_lifetime().duration(), Some(attempt));
         }
     }
 
@@ -359,6 +371,11 @@ impl<'a> SettleOnDrop<'a> {
         self.hold_ref.hold.state().attempt_answered(self.change);
     }
 
+    /// Returns whether an owner has all of the object or nothing.
+    fn is_whole(&self) -> bool {
+        self.hold_ref.hold.kind.share() == Share::Whole
+    }
+
     /// Settles the attempt in its own turn. If this fails, dropping `self` settles it.
     async fn settle_in_turn(&self) {
         if self.hold_ref.settle_in_turn(self.change).await.is_ok() {
@@ -376,7 +393,7 @@ impl Drop for SettleOnDrop<'_> {
         match self.progress.was_sent() {
             true => {
                 let (hold_ref, change) = (self.hold_ref.clone(), self.change);
-                let attempt = UnansweredAttempt { change, permit };
+                let attempt = OpenAttempt { change, permit };
                 hold_ref.settle_detached(self.trace_lifetime.duration(), Some(attempt));
             }
             // It never reached the store.

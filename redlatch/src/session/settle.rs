@@ -14,7 +14,12 @@
 //!   request settles the attempt itself and is granted the next one. So it is sent only while the
 //!   attempt is not acknowledged. Tests: `ledger/exploration` (permits),
 //!   `permits_taken_out_are_not_released_for_an_earlier_attempt`,
-//!   `waiter_keeps_its_place_while_an_earlier_attempt_is_settled`.
+//!   `waiter_keeps_its_place_while_an_earlier_attempt_is_settled`,
+//!   `waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed`.
+//! - *A refused repetition leaves what the first attempt acquired:* the other members of a multi-lock,
+//!   or some of several permits. The refusal does not acknowledge them. Tests:
+//!   `members_behind_the_one_that_refuses_a_repetition_are_released`,
+//!   `rest_of_permits_is_released_if_a_repetition_is_refused`.
 //! - *An inner release frees the lock.* A release carries the count to keep. Mutant
 //!   `inner-release-unlocks-outer`.
 //! - *A repeated release reports a loss.* If the repetition finds nothing, the first one succeeded.
@@ -84,15 +89,13 @@ impl HoldRef {
     }
 
     /// Removes one guard whose hold the store keeps on purpose: there is nothing to settle. Only for permits: their hold has one
-    /// guard, beside which no release is sent, so all earlier changes are acknowledged.
-    pub(crate) fn leave_guard(&self, terms: Terms) {
-        let change = {
-            let mut state = self.hold.state();
-            let change = state.remove_guard(terms.renewed);
-            state.ledger.kept_in_store(change);
-            change
-        };
+    /// guard, beside which no release is sent, so all earlier changes are acknowledged. If the hold was lost, which is settled,
+    /// this fails.
+    pub(crate) fn leave_guard(&self, terms: Terms) -> Result<()> {
+        let left = self.hold.state().leave_guard(terms.renewed);
+        let change = left.map_err(|loss| self.hold.lost_error(loss))?;
         self.guard_removed(change);
+        Ok(())
     }
 
     fn guard_removed(&self, change: u64) {
@@ -116,14 +119,14 @@ impl HoldRef {
         settled
     }
 
-    /// Settles an attempt without an answer. Once a release behind it was answered, nothing is left to settle: what the store
+    /// Settles what an attempt may have left. Once a release behind it was answered, nothing is left to settle: what the store
     /// has of the owner is a later attempt's.
-    async fn settle_attempt(&self, attempt: u64) -> Result<bool> {
+    async fn settle_attempt(&self, change: u64) -> Result<bool> {
         let mut turn = self.hold.turn().await?;
-        if self.hold.state().ledger.has_acknowledged(attempt) {
+        if self.hold.state().ledger.has_acknowledged(change) {
             return Ok(true);
         }
-        let settled = self.settle_in_turn(attempt).await;
+        let settled = self.settle_in_turn(change).await;
         turn.record_result(&settled);
         settled
     }
@@ -193,8 +196,8 @@ impl HoldRef {
         let answer = store.run(&step, None, snapshot.delivery(), progress).await;
         release.record_result(&answer);
         let answer = answer?;
-        let held =
-            self.handle_release_answer(hold, snapshot, keep, answer.reply, answer.repeated)?;
+        let repeated = progress.was_repeated();
+        let held = self.handle_release_answer(hold, snapshot, keep, answer.reply, repeated)?;
         if serves_queue {
             session.serve_queue(hold);
         }
@@ -271,7 +274,7 @@ impl HoldRef {
     }
 
     /// Settles in the background: this attempt, or all changes. Retries until the lease in the store must have ended.
-    pub(super) fn settle_detached(self, lease: Duration, attempt: Option<UnansweredAttempt>) {
+    pub(super) fn settle_detached(self, lease: Duration, attempt: Option<OpenAttempt>) {
         let background = self.session.background.clone();
         let running = background.begin(&self.hold.object);
         let (unstarted, work) = (WarnIfDropped(Some(self)), running.to_ref());
@@ -300,7 +303,7 @@ impl HoldRef {
     pub(super) async fn settle_with_retries(
         &self,
         ends: Instant,
-        mut attempt: Option<UnansweredAttempt>,
+        mut attempt: Option<OpenAttempt>,
         work: &WorkRef,
     ) {
         // A step in flight may take effect this late; its lease starts then.
@@ -335,9 +338,9 @@ impl HoldRef {
     }
 }
 
-/// An attempt without an answer, which is settled in the background.
-pub(super) struct UnansweredAttempt {
-    /// Its number among the changes of the hold.
+/// What an attempt may have left, which is settled in the background: it has no answer, or its request waits no longer.
+pub(super) struct OpenAttempt {
+    /// The number of the attempt, or of the end of waiting, among the changes of the hold.
     pub(super) change: u64,
     /// It may still be in flight, so it keeps its permit until the first try to settle it has ended. So the attempts that
     /// wait for settling are limited like those in flight, however many callers start and cancel attempts.

@@ -681,6 +681,38 @@ async fn waiter_keeps_its_place_while_an_earlier_attempt_is_settled() {
     }
 }
 
+/// The removal of the first one's place is repeated when the next request of the same owner has its place in the queue.
+#[tokio::test(start_paused = true)]
+async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
+    for failure in [NotSent, NoEffect, NoAnswer] {
+        let (store, [client, peer, other]) = clients();
+        let [mine, theirs, third] = [&client, &peer, &other].map(|one| one.fair_lock("a"));
+        let me = Owner::new();
+        let held = theirs.lock().await.unwrap();
+        let left = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        store.fail([failure]);
+        left.abort();
+        run_others().await;
+        assert_eq!(client.status().background, 1, "{failure:?}");
+        let first = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        let second = tokio::spawn(third.lock().into_future());
+        run_others().await;
+        let owners = async || {
+            let queue = mine.queue().await.unwrap();
+            Vec::from_iter(queue.into_iter().map(|waiter| waiter.owner))
+        };
+        let before = owners().await;
+        client.flush().await;
+        assert_eq!(before.len(), 2);
+        assert_eq!(owners().await, before, "{failure:?}");
+        held.unlock().await.unwrap();
+        first.await.unwrap().unwrap().unlock().await.unwrap();
+        second.await.unwrap().unwrap().unlock().await.unwrap();
+    }
+}
+
 /// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
 #[tokio::test(start_paused = true)]
 async fn undo_of_acquisition_is_abandoned_after_its_lease() {
@@ -951,6 +983,76 @@ async fn grant_is_accepted_while_third_of_lease_is_left() {
         assert_eq!(end.is_some(), is_accepted, "{passed}");
         assert_eq!(hold_ref.hold.state().count, u32::from(is_accepted));
     }
+}
+
+/// Lets the store acquire the object of a hold, as by an attempt of which the answer is lost.
+async fn acquired_without_answer(hold_ref: &HoldRef) {
+    let terms = hold_ref.session.terms(None, true);
+    let step = RequestedHold::without_waiting(&*hold_ref.hold.kind, hold_ref, terms).step(0);
+    let acquired = hold_ref.session.store.run_idempotent(&step).await;
+    assert_eq!(acquired.unwrap(), Outcome::ACQUIRED);
+}
+
+/// The first execution acquired all. Before it is repeated, another owner gets the second lock, or its key another kind.
+#[tokio::test(start_paused = true)]
+async fn members_behind_the_one_that_refuses_a_repetition_are_released() {
+    for is_other_kind in [false, true] {
+        let (store, [client, other]) = clients();
+        let locks = ["a", "b", "c"].map(|name| client.lock(name));
+        let me = Owner::new();
+        for lock in &locks {
+            acquired_without_answer(&lock.erased().hold_ref(me).unwrap()).await;
+        }
+        let _theirs = stolen(&other.lock("b")).await;
+        if is_other_kind {
+            assert!(other.lock("b").force_unlock().await.unwrap());
+            other.semaphore("b").try_set_permits(1).await.unwrap();
+        }
+        store.fail([Repeated]);
+        let refused = MultiLock::new(&locks).try_lock().owner(me).await;
+        assert_eq!(
+            refused.map(|none| none.is_none()).ok(),
+            (!is_other_kind).then_some(true)
+        );
+        client.flush().await;
+        for lock in [&locks[0], &locks[2]] {
+            assert!(!lock.is_locked().await.unwrap(), "{}", lock.name());
+        }
+    }
+}
+
+/// The first execution acquired two permits. Before it is repeated, another client releases one of them and acquires it.
+#[tokio::test(start_paused = true)]
+async fn rest_of_permits_is_released_if_a_repetition_is_refused() {
+    let (store, [client, other]) = clients();
+    let permits = client.expirable_semaphore("a").permits(2);
+    let theirs = other.expirable_semaphore("a");
+    let kind = permits.acquire_many(2).await.unwrap().handle();
+    client.flush().await;
+    let hold_ref = kind.erased().hold_ref(Owner::anonymous()).unwrap();
+    acquired_without_answer(&hold_ref).await;
+    let id = theirs.held_permits().await.unwrap()[0].id;
+    theirs.release(id).await.unwrap();
+    let _theirs = theirs.acquire().await.unwrap();
+    store.fail([Repeated]);
+    assert!(!attempt(&hold_ref, hold_ref.session.terms(None, true)).await);
+    client.flush().await;
+    assert_eq!(theirs.available().await.unwrap(), 1);
+}
+
+/// The watchdog releases them. The limit may pass after the caller has looked.
+#[tokio::test(start_paused = true)]
+async fn permits_are_not_left_to_a_caller_at_their_limit() {
+    let client = Client::embedded();
+    let permits = client.expirable_semaphore("a").permits(1);
+    let guard = permits.acquire().at_most(SECOND).await.unwrap();
+    let (hold_ref, terms) = (guard.hold_ref(), guard.terms());
+    tokio::time::advance(SECOND).await;
+    assert!(hold_ref.leave_guard(terms).is_err());
+    assert_eq!(hold_ref.hold.state().count, 1);
+    drop(guard);
+    client.flush().await;
+    assert_eq!(permits.available().await.unwrap(), 1);
 }
 
 /// A guard that is lost at its limit of ten seconds, and the error that says so.

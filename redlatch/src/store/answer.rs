@@ -16,9 +16,6 @@ pub(crate) struct Answer<R> {
     /// When the answered step was sent. Leases count from here, because the server cannot have
     /// started them earlier.
     pub(crate) sent_at: Instant,
-    /// Whether the step was sent before without an answer, so that this may be the reply to a
-    /// repetition.
-    pub(crate) repeated: bool,
     /// For an acquisition that replicas have to confirm: resolves when they have. Boxed, because
     /// every request has place for it.
     pub(crate) confirmation: Option<Box<Confirmation>>,

@@ -19,6 +19,8 @@ use crate::sync::Mutex;
 pub(crate) struct Progress {
     /// Whether the step may have been sent.
     sent: AtomicBool,
+    /// Whether the step was sent again after it had not been answered, so that its answer may be the one to a repetition.
+    repeated: AtomicBool,
     /// Whether the last contact with the store was an answer.
     answered: AtomicBool,
     /// Whether `details` contains a wait queue.
@@ -68,6 +70,17 @@ impl Progress {
     /// Records that the step had no effect and may be sent again.
     pub(crate) fn mark_unsent(&self) {
         self.sent.store(false, Ordering::Relaxed);
+        self.repeated.store(false, Ordering::Relaxed);
+    }
+
+    /// Records that the step is about to be sent again: an earlier try was not answered, and may have taken effect.
+    pub(crate) fn mark_repeated(&self) {
+        self.repeated.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether an earlier try of the step may have taken effect without an answer.
+    pub(crate) fn was_repeated(&self) -> bool {
+        self.repeated.load(Ordering::Relaxed)
     }
 
     /// Returns whether the step may have been sent.

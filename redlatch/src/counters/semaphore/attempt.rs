@@ -13,7 +13,7 @@ use crate::counters;
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::lease::{Expiry, MAX_LEASE};
-use crate::locks::{AcquireOnce, Busy, Options};
+use crate::locks::{AcquireOnce, Busy, Held as _, Options};
 use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::step::Outcome;
@@ -154,7 +154,7 @@ impl PermitsRequest<'_> {
                         let mut acquired = HeldPermits::new(session, object.clone(), permits, ends);
                         let confirmed = match answer.confirmation {
                             Some(confirmation) => {
-                                acquired.keep_node(&confirmation);
+                                acquired.bind_to(answer.server, &confirmation);
                                 confirmation.confirmed(&progress).await
                             }
                             None => Ok(()),
@@ -164,15 +164,12 @@ impl PermitsRequest<'_> {
                                 acquired.confirmed();
                                 Ok(Outcome::Done(acquired))
                             }
-                            Err(error) => {
-                                let released = acquired.release_unconfirmed(answer.server);
-                                Err(match released.await {
-                                    // Nothing else releases them: the caller has to know.
-                                    Err(unknown @ Error::OutcomeUnknown { .. }) => unknown,
-                                    // If this failed, too, it continues in the background.
-                                    _ => error,
-                                })
-                            }
+                            Err(error) => Err(match acquired.release().await {
+                                // Nothing else releases them: the caller has to know.
+                                Err(unknown @ Error::OutcomeUnknown { .. }) => unknown,
+                                // If this failed, too, it continues in the background.
+                                _ => error,
+                            }),
                         }
                     }
                     Some(Outcome::Wait(left)) => Ok(Outcome::Wait(left)),

@@ -45,6 +45,9 @@ use crate::sync::Mutex;
 /// no lease, so nothing else releases them.
 pub(super) const RELEASE_RETRY_LIMIT: Duration = Duration::from_secs(600);
 
+/// The step of a release, for the error that its outcome is unknown.
+const RELEASING: &str = "releasing permits";
+
 /// Acquired permits. When dropped, they pass to another request of this client, or are released in the background.
 pub(crate) struct HeldPermits {
     /// `None` if there is nothing left to release.
@@ -100,6 +103,7 @@ impl HeldPermits {
             ends,
             delivery: Delivery::IMMEDIATE,
             node: None,
+            progress: None,
         });
         HeldPermits {
             pending,
@@ -121,9 +125,12 @@ impl HeldPermits {
         });
     }
 
-    /// Keeps the node that made the acquisition, until replicas have confirmed it or it is settled.
-    pub(super) fn keep_node(&mut self, confirmation: &Confirmation) {
+    /// Binds the permits to the server that granted them, until replicas have confirmed that: they are released only there, or
+    /// where their slot has moved from there. A promoted replica may not know that they were acquired, and would have too many
+    /// permits.
+    pub(super) fn bind_to(&mut self, server: ServerId, confirmation: &Confirmation) {
         if let Some(pending) = &mut self.pending {
+            pending.delivery = Delivery::on(Route::AcquisitionsOf(server));
             pending.node.clone_from(&confirmation.node);
         }
     }
@@ -131,7 +138,7 @@ impl HeldPermits {
     /// Records that enough replicas have confirmed the acquisition. From now on the permits may pass to another request.
     pub(super) fn confirmed(&mut self) {
         if let Some(pending) = &mut self.pending {
-            pending.node = None;
+            (pending.delivery, pending.node) = (Delivery::IMMEDIATE, None);
         }
         let hands_off = |pending: &PendingRelease| pending.session.hands_off;
         if self.pending.as_ref().is_some_and(hands_off) {
@@ -178,16 +185,6 @@ impl HeldPermits {
             session.waiting.yield_to(&object, yields);
         }
         offered.is_ok()
-    }
-
-    /// Releases permits that too few replicas have acknowledged, to the server that granted
-    /// them, or where their slot has moved from there. A promoted replica may not know that they were
-    /// acquired, and would have too many permits.
-    pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
-        if let Some(pending) = &mut self.pending {
-            pending.delivery = Delivery::on(Route::AcquisitionsOf(server));
-        }
-        self.release().await
     }
 }
 
@@ -300,7 +297,8 @@ impl std::fmt::Debug for HeldPermits {
     }
 }
 
-/// Permits to release. Logs a warning if it is dropped before they are released.
+/// Permits to release. If a try to release them ends with its runtime before it is sent, it is made in another one. Logs a warning
+/// if this is dropped otherwise before they are released.
 struct PendingRelease {
     session: Arc<Session>,
     object: Arc<ObjectKeys>,
@@ -313,6 +311,8 @@ struct PendingRelease {
     delivery: Delivery,
     /// The node of an acquisition that is not confirmed.
     node: Option<KeptNode>,
+    /// The progress of the latest try. `None`: no try has begun in the runtime that has this.
+    progress: Option<Progress>,
 }
 
 impl PendingRelease {
@@ -324,11 +324,15 @@ impl PendingRelease {
         // Not more than could be acquired.
         let permits = i32::try_from(self.permits).unwrap_or(i32::MAX);
         let step = rules::add(&self.object, permits, true);
-        let (store, progress) = (&self.session.store, Progress::default());
-        let what = "releasing permits";
+        let (store, progress) = (
+            &self.session.store,
+            self.progress.insert(Progress::default()),
+        );
+
         let (waiting, channel) = (&self.session.waiting, self.object.channel());
         waiting.record_release(channel);
-        let added = store.run_at_most_once(&step, what, self.delivery, Duration::ZERO, &progress);
+        let added =
+            store.run_at_most_once(&step, RELEASING, self.delivery, Duration::ZERO, progress);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;
@@ -352,8 +356,10 @@ impl PendingRelease {
                         | Error::WrongKind { .. }
                         | Error::InvalidCount { .. }
                 );
-                if is_final {
-                    self.final_error = Some(error.clone());
+                match is_final {
+                    true => self.final_error = Some(error.clone()),
+                    // The store has refused it, if it was sent.
+                    false => progress.mark_unsent(),
                 }
                 Err(error)
             }
@@ -397,6 +403,29 @@ impl Drop for PendingRelease {
         if self.permits == 0 || self.has_expired() {
             return;
         }
+        // The runtime of a try that has begun has ended.
+        let begun = self.progress.take();
+        match begun.filter(|_| self.final_error.is_none()) {
+            Some(progress) if progress.was_sent() => {
+                self.final_error = Some(Error::OutcomeUnknown {
+                    step: RELEASING,
+                    reason: "its runtime ended before the answer".into(),
+                    source: None,
+                });
+            }
+            Some(_) => {
+                let rest = PendingRelease {
+                    session: self.session.clone(),
+                    object: self.object.clone(),
+                    final_error: None,
+                    node: self.node.take(),
+                    progress: None,
+                    ..*self
+                };
+                return rest.release_in_background();
+            }
+            None => {}
+        }
         let (semaphore, permits) = (self.object.full_name(), self.permits);
         match &self.final_error {
             Some(error) => tracing::warn!(semaphore, permits, %error,
@@ -415,7 +444,46 @@ mod tests {
     use std::future::IntoFuture as _;
 
     use super::*;
-    use crate::Client;
+    use crate::store::embedded::failure_injection::Failure::NotSent;
+    use crate::test_prelude::run_others;
+    use crate::{Client, Embedded};
+
+    /// It is retried there until the end of that runtime, and then in another one, if there is one.
+    #[test]
+    fn release_that_was_not_sent_continues_in_a_living_runtime() {
+        let store = Embedded::new();
+        let client = Client::builder().connect_embedded(&store).unwrap();
+        let semaphore = client.semaphore("a");
+        let background = &semaphore.session.background;
+        let living = background.runtime_for_test();
+        living.block_on(async { semaphore.try_set_permits(2).await.unwrap() });
+        let begin_in_ending_runtime = |is_dropped: bool| {
+            let ending = background.runtime_for_test();
+            ending.block_on(async {
+                let permits = semaphore.acquire().await.unwrap();
+                store.fail([NotSent; 100]);
+                match is_dropped {
+                    true => drop(permits),
+                    false => assert!(permits.release().await.is_err()),
+                }
+                run_others().await;
+                assert_eq!(client.status().background, 1);
+            });
+        };
+        for is_dropped in [true, false] {
+            begin_in_ending_runtime(is_dropped);
+            assert_eq!(client.status().background, 1);
+            store.recover();
+            let available = living.block_on(async {
+                client.flush().await;
+                semaphore.available().await.unwrap()
+            });
+            assert_eq!(available, 2);
+        }
+        drop(living);
+        begin_in_ending_runtime(true);
+        assert_eq!(client.status().background, 0);
+    }
 
     /// A promoted replica may not know that they were acquired.
     #[tokio::test(start_paused = true)]

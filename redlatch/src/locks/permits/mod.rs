@@ -576,7 +576,7 @@ impl ExpirableSemaphore {
         }
         let released = match answer.reply {
             // None is held, because the first attempt, which was not answered, released them.
-            0 if answer.repeated => wanted,
+            0 if progress.was_repeated() => wanted,
             released => released,
         };
         Ok((released, wanted))

@@ -328,7 +328,7 @@ impl<K: HasTicket> Lock<K> {
                 // There may be no message.
                 lock.session.waiting.wake(of_ticket.object.channel());
             }
-            match answer.reply || answer.repeated {
+            match answer.reply || progress.was_repeated() {
                 true => Ok(()),
                 false => Err(lock.refusal().await),
             }

@@ -156,7 +156,7 @@ impl HoldRef {
         release.record_result(&answer);
         let answer = answer?;
         let held = answer.reply != Handoff::NotHeld;
-        self.handle_release_answer(from, snapshot, 0, held, answer.repeated)
+        self.handle_release_answer(from, snapshot, 0, held, progress.was_repeated())
             .map(Some)
     }
 
@@ -230,7 +230,7 @@ impl HoldRef {
             }
             // The first of the repeated steps may have been applied. Dropping `receiver` settles
             // that.
-            Handoff::NotHeld if answer.repeated => {}
+            Handoff::NotHeld if progress.was_repeated() => {}
             Handoff::NotHeld => {
                 receiver.disarm();
                 return Ok(None);
@@ -244,7 +244,7 @@ impl HoldRef {
             }
         }
         let held = answer.reply != Handoff::NotHeld;
-        self.handle_release_answer(from, snapshot, 0, held, answer.repeated)
+        self.handle_release_answer(from, snapshot, 0, held, progress.was_repeated())
             .map(Some)
     }
 }

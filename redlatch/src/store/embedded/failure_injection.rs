@@ -85,11 +85,13 @@ impl EmbeddedConnection {
         };
         if let (Failure::Unconfirmed | Failure::Repeated, Some(answer)) = (failure, applied) {
             let repeated = matches!(failure, Failure::Repeated);
+            if repeated {
+                progress.mark_repeated();
+            }
             let receiver = shared_oneshot::channel().1;
             let confirmation = Confirmation::pending(receiver);
             let confirmation = (!repeated).then_some(confirmation);
             return Some(answer.map(|answer| Answer {
-                repeated,
                 confirmation,
                 ..answer
             }));

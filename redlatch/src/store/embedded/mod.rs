@@ -229,7 +229,6 @@ impl EmbeddedConnection {
         Ok(Answer {
             reply,
             sent_at,
-            repeated: false,
             confirmation: None,
             server: Default::default(),
         })

@@ -138,10 +138,7 @@ impl<'a> CommandRequest<'a> {
                 Some(reply) => {
                     // An error that a retry does not change is an answer, too.
                     progress.record_answer();
-                    reply.map(|answer| Answer {
-                        repeated: retry.repeated,
-                        ..answer
-                    })
+                    reply
                 }
                 None => {
                     self.topology.request_refresh();
@@ -424,7 +421,6 @@ impl<'a> CommandRequest<'a> {
                 Ok(Answer {
                     reply,
                     sent_at,
-                    repeated: false,
                     confirmation,
                     server: live.server,
                 })
@@ -674,7 +670,6 @@ impl RawAnswer {
         Ok(Answer {
             reply: step.decode(self.reply)?,
             sent_at: self.sent_at,
-            repeated: self.repeated,
             confirmation: self.confirmation,
             server: self.server,
         })

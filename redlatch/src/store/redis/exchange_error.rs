@@ -277,8 +277,6 @@ pub(super) struct Retry {
     timeout: Duration,
     pace: Pace,
     last_error: Option<Error>,
-    /// Whether an earlier try may have applied the step.
-    pub(super) repeated: bool,
 }
 
 impl Retry {
@@ -288,7 +286,6 @@ impl Retry {
             timeout,
             pace: Pace::default(),
             last_error: None,
-            repeated: false,
         }
     }
 
@@ -306,7 +303,9 @@ impl Retry {
         outage: &Outage,
         progress: &Progress,
     ) -> Result<()> {
-        self.repeated |= matches!(failure, ExchangeError::Unanswered(_));
+        if let ExchangeError::Unanswered(_) = failure {
+            progress.mark_repeated();
+        }
         let is_permanent = failure.is_permanent();
         let error = failure.into_error();
         if is_permanent {

@@ -141,10 +141,8 @@ async fn hanging_sentinel_does_not_block_connecting() {
     free(guard).await;
 }
 
-/// Permits have no owner: a server that has taken the master's place may not know that they were acquired.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unconfirmed_permits_are_not_released_to_another_master() {
-    let all = Arc::new(Sentinels::start());
+/// Returns a semaphore of three permits, whose client waits for more replicas than there are after the master has answered.
+async fn awaiting_replicas(all: &Sentinels) -> (Client, Semaphore) {
     let master = &all.servers()[all.master()];
     let direct = long_timeout().connect(&master.url()).await;
     let seen = direct.unwrap().semaphore(&unique("unconfirmed"));
@@ -153,16 +151,26 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     let permits = seen.acquire_many(2).await.unwrap();
     permits.release().await.unwrap();
 
-    // More replicas than there are: the client waits for them after the master has answered.
     let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(9));
     let client = connect(settings.replica_timeout(LONG), &all.url()).await;
     let semaphore = client.semaphore(seen.name());
+    (client, semaphore)
+}
+
+/// Waits until two of three permits are acquired.
+async fn acquired_on_all_servers(all: &Sentinels, semaphore: &Semaphore) {
+    let count = |server: &Server| server.command::<String>(&["GET", semaphore.name()]);
+    let acquired = async || all.servers().iter().all(|server| count(server) == "1");
+    until("acquired on all servers", acquired).await;
+}
+
+/// Permits have no owner: a server that has taken the master's place may not know that they were acquired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unconfirmed_permits_are_not_released_to_another_master() {
+    let all = Arc::new(Sentinels::start());
+    let (client, semaphore) = awaiting_replicas(&all).await;
     let failover = async {
-        until("acquired on all servers", async || {
-            let count = |server: &Server| server.command::<String>(&["GET", seen.name()]);
-            all.servers().iter().all(|server| count(server) == "1")
-        })
-        .await;
+        acquired_on_all_servers(&all, &semaphore).await;
         let all = all.clone();
         tokio::task::spawn_blocking(move || all.fail_over()).await
     };
@@ -171,7 +179,30 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     assert!(acquired.is_err(), "too few replicas have confirmed it");
     within_limit("settled", client.flush()).await;
     let new = &all.servers()[master.unwrap()];
-    assert_eq!(new.command::<String>(&["GET", seen.name()]), "1");
+    assert_eq!(new.command::<String>(&["GET", semaphore.name()]), "1");
+}
+
+/// The runtime of the acquisition ends while replicas are awaited. Another runtime of the client releases the permits, after a
+/// failover.
+#[test]
+fn unconfirmed_permits_of_an_ended_runtime_are_not_released_to_another_master() {
+    let all = Sentinels::start();
+    let ending = tokio::runtime::Runtime::new().unwrap();
+    let (client, semaphore) = ending.block_on(awaiting_replicas(&all));
+    // Used by the client, and driven only after the failover.
+    let mut other = tokio::runtime::Builder::new_current_thread();
+    let other = other.enable_all().build().unwrap();
+    let used = other.block_on(semaphore.acquire_many(0).into_future());
+    assert_eq!(used.unwrap().permits(), 0);
+    ending.block_on(async {
+        tokio::spawn(semaphore.try_acquire_many(2).into_future());
+        acquired_on_all_servers(&all, &semaphore).await;
+    });
+    drop(ending);
+    assert_eq!(client.status().background, 1);
+    let new = &all.servers()[all.fail_over()];
+    other.block_on(within_limit("settled", client.flush()));
+    assert_eq!(new.command::<String>(&["GET", semaphore.name()]), "1");
 }
 
 /// The sentinels publish a failover, and the queries behind their messages are late. The former master still
