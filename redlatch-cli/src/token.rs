@@ -74,16 +74,22 @@ async fn advance_all(store_args: &StoreArgs, file: &Path) -> Result<u8, Failure>
     Ok(exit::OK)
 }
 
-/// Reads a name and a token from each line. They are separated by one space or tab; other white
-/// space belongs to the name. The error names all lines that are wrong.
+/// Reads a name and a token from each line. They are separated by a tab, or by one space: of more, it is not known whether
+/// they belong to the name. The error names all lines that are wrong.
 async fn parse(text: &str) -> Result<Vec<(&str, u64)>, Failure> {
     let (mut tokens, mut wrong) = (Vec::new(), Vec::new());
     for (number, line) in (1..).zip(text.lines()) {
-        if line.is_empty() {
+        if line.trim().is_empty() {
             continue;
         }
-        let Some((name, token)) = line.rsplit_once([' ', '\t']) else {
-            wrong.push(format!("line {number}: no name and token"));
+        let by_space = || {
+            line.rsplit_once(' ')
+                .filter(|(name, _)| !name.ends_with(' '))
+        };
+        let Some((name, token)) = line.rsplit_once('\t').or_else(by_space) else {
+            wrong.push(format!(
+                "line {number}: no name and token with a tab or one space between them"
+            ));
             continue;
         };
         match (token.parse::<u64>(), store::check_name(name).await) {

@@ -124,7 +124,7 @@ fn tokens_of_a_file_are_advanced() {
     let names = [unique("token"), format!("{} with spaces", unique("token"))];
     let temp_dir = TempDir::new();
     let file = temp_dir.path("tokens");
-    let text = format!("{} 7000\n\n{}\t42\r\n", names[0], names[1]);
+    let text = format!("{} 7000\n \n{}\t42\r\n", names[0], names[1]);
     std::fs::write(&file, text).unwrap();
     let advance = |file: &str| finish(redlatch(shared(), &["token", "--from-file", file]));
     for _ in 0..2 {
@@ -136,15 +136,15 @@ fn tokens_of_a_file_are_advanced() {
 
     // White space is part of a name.
     let spaced = format!(" {} ", unique("token"));
-    std::fs::write(&file, format!("{spaced} 5\n")).unwrap();
+    std::fs::write(&file, format!("{spaced}\t5\n")).unwrap();
     assert_eq!(advance(&file).expect(0).stdout, format!("{spaced} 5\n"));
     assert_eq!(next_token(&spaced), "6\n");
 
     let other = unique("token");
-    let text = format!("{other} 5\nnothing\n{other} -1\n{other} 9223372036854775808\n");
+    let text = format!("{other} 5\nnothing\n{other} -1\n{other}  6\n{other} 9223372036854775808\n");
     std::fs::write(&file, text).unwrap();
     let refused = advance(&file).expect(2);
-    for line in ["line 2", "line 3", "line 4"] {
+    for line in ["line 2", "line 3", "line 4", "line 5"] {
         assert!(refused.stderr.contains(line), "{refused:#?}");
     }
     assert_eq!(token(&other, &[]).expect(0).stdout, "0\n");

@@ -87,7 +87,8 @@ impl Session {
                     Ok(answer) => answer,
                     Err(error) => {
                         if error.leaves_untouched() {
-                            refused((holds.len() == 1).then_some(0));
+                            // But the first one may have put a waiter into the queue.
+                            refused((holds.len() == 1 && !holds[0].waits).then_some(0));
                         }
                         if let Error::WrongKind { .. } = error {
                             holds.iter().for_each(RequestedHold::suspect);

@@ -121,12 +121,19 @@ impl HoldRef {
 
     /// Settles what an attempt may have left. Once a release behind it was answered, nothing is left to settle: what the store
     /// has of the owner is a later attempt's.
-    async fn settle_attempt(&self, change: u64) -> Result<bool> {
-        let mut turn = self.hold.turn().await?;
-        if self.hold.state().ledger.has_acknowledged(change) {
+    async fn settle_attempt(&self, attempt: &mut OpenAttempt) -> Result<bool> {
+        let mut turn = match self.hold.try_turn() {
+            Some(turn) => turn,
+            None => {
+                // Whoever has the turn settles this attempt before the next one, which may wait for a permit.
+                attempt.permit = None;
+                self.hold.turn().await?
+            }
+        };
+        if self.hold.state().ledger.has_acknowledged(attempt.change) {
             return Ok(true);
         }
-        let settled = self.settle_in_turn(change).await;
+        let settled = self.settle_in_turn(attempt.change).await;
         turn.record_result(&settled);
         settled
     }
@@ -312,8 +319,8 @@ impl HoldRef {
         loop {
             let key = self.hold.object.key();
             let permit = self.session.store.settling_permit(key).await;
-            let settled = match &attempt {
-                Some(attempt) => self.settle_attempt(attempt.change).await,
+            let settled = match &mut attempt {
+                Some(attempt) => self.settle_attempt(attempt).await,
                 None => self.settle().await,
             };
             drop((permit, attempt.as_mut().map(|one| one.permit.take())));

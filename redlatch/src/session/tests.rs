@@ -7,7 +7,7 @@ use std::hash::{BuildHasher as _, BuildHasherDefault};
 use tokio::time::Instant;
 
 use super::registry::MixHasher;
-use super::settle::{PendingRelease, SETTLE_GRACE, WarnIfDropped};
+use super::settle::{OpenAttempt, PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
 use crate::error::{Error, Loss};
 use crate::hold::PeriodId;
@@ -1019,6 +1019,60 @@ async fn members_behind_the_one_that_refuses_a_repetition_are_released() {
             assert!(!lock.is_locked().await.unwrap(), "{}", lock.name());
         }
     }
+}
+
+/// The next attempt of the request has the turn, and may wait for a permit: those of all attempts would wait for its turn.
+#[tokio::test(start_paused = true)]
+async fn settling_keeps_its_permit_unless_it_waits_for_the_turn() {
+    for waits in [true, false] {
+        let (store, client) = client();
+        let permits = Arc::new(tokio::sync::Semaphore::new(1));
+        let permit = permits.clone().try_acquire_owned().ok();
+        let hold_ref = client.lock("a").erased().hold_ref(Owner::new()).unwrap();
+        let turn = waits.then(|| hold_ref.hold.try_turn().unwrap());
+        store.delay_answers(Some(SECOND));
+        let change = u64::MAX;
+        let attempt = OpenAttempt { change, permit };
+        hold_ref.clone().settle_detached(SECOND, Some(attempt));
+        run_others().await;
+        assert_eq!(permits.available_permits(), usize::from(waits));
+        drop(turn);
+        client.flush().await;
+        assert_eq!(permits.available_permits(), 1);
+    }
+}
+
+/// The first execution put it into the queue. Before it is repeated, the key gets another kind.
+#[tokio::test(start_paused = true)]
+async fn waiter_whose_repetition_fails_leaves_the_queue() {
+    let (store, [client, other]) = clients();
+    let (lock, me) = (client.fair_lock("a"), Owner::new());
+    let _theirs = other.fair_lock("a").lock().await.unwrap();
+    let hold_ref = lock.erased().hold_ref(me).unwrap();
+    let requested = RequestedHold {
+        waits: true,
+        ..RequestedHold::without_waiting(
+            &*hold_ref.hold.kind,
+            &hold_ref,
+            hold_ref.session.terms(None, true),
+        )
+    };
+    let waits = client
+        .session
+        .store
+        .run_idempotent(&requested.step(0))
+        .await;
+    assert!(matches!(waits, Ok(Outcome::Wait(_))));
+    drop(hold_ref);
+    assert!(other.lock("a").force_unlock().await.unwrap());
+    let semaphore = other.semaphore("a");
+    semaphore.try_set_permits(1).await.unwrap();
+    store.fail([Repeated]);
+    let refused = lock.lock().owner(me).await;
+    assert!(matches!(refused, Err(Error::WrongKind { .. })));
+    client.flush().await;
+    semaphore.delete().await.unwrap();
+    assert_eq!(lock.queue().await.unwrap(), []);
 }
 
 /// The first execution acquired two permits. Before it is repeated, another client releases one of them and acquires it.

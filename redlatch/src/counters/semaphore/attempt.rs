@@ -130,6 +130,7 @@ impl PermitsRequest<'_> {
             object: object.clone(),
             permits,
             progress: progress.clone(),
+            is_granted: false,
             outcome: None,
         };
         let work = async move {
@@ -152,6 +153,7 @@ impl PermitsRequest<'_> {
                             .duration()
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
                         let mut acquired = HeldPermits::new(session, object.clone(), permits, ends);
+                        attempt.is_granted = true;
                         let confirmed = match answer.confirmation {
                             Some(confirmation) => {
                                 acquired.bind_to(answer.server, &confirmation);
@@ -222,6 +224,8 @@ struct UnclaimedAttempt {
     object: Arc<ObjectKeys>,
     permits: u32,
     progress: Arc<Progress>,
+    /// Whether the store has answered that it took the permits. Then they have an owner that releases them.
+    is_granted: bool,
     outcome: Option<Result<Outcome<HeldPermits>>>,
 }
 
@@ -237,7 +241,7 @@ impl UnclaimedAttempt {
 impl Drop for UnclaimedAttempt {
     fn drop(&mut self) {
         let lost = match &self.outcome {
-            None => self.progress.was_sent(),
+            None => self.progress.was_sent() && !self.is_granted,
             Some(outcome) => matches!(outcome, Err(Error::OutcomeUnknown { .. })),
         };
         if lost {

@@ -135,7 +135,7 @@ impl Sentinels {
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
-    fn ensure_refresh_task(self: &Arc<Self>) {
+    pub(super) fn ensure_refresh_task(self: &Arc<Self>) {
         let refresh = || refresh_loop(Arc::downgrade(self), self.view.changed.clone());
         self.refresh_task.ensure_running(refresh);
     }

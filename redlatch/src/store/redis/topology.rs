@@ -213,7 +213,12 @@ impl Topology {
     /// Returns the node that serves all keys, if there is one.
     pub(super) fn only_node(&self) -> Option<&Arc<Node>> {
         match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => Some(node),
+            Form::Single(node) => Some(node),
+            Form::Sentinel(node, sentinels) => {
+                // It may have ended with the runtime of another caller.
+                sentinels.ensure_refresh_task();
+                Some(node)
+            }
             Form::Cluster(_) => None,
         }
     }

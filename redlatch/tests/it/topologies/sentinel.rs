@@ -274,3 +274,38 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     let left: Vec<String> = all.command(new, &["KEYS", "both-*"]);
     assert_eq!(left, Vec::<String>::new());
 }
+
+/// Feared most: the master is replaced while it still answers this client, whose watch of the sentinels has ended with the
+/// runtime of another caller.
+#[test]
+fn sentinels_are_watched_in_every_runtime() {
+    let all = Sentinels::start();
+    let is_watched = || {
+        let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let mut lists = all
+            .sentinels()
+            .iter()
+            .map(|one| one.command::<String>(&list));
+        lists.any(|clients| !clients.is_empty())
+    };
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (ending, other) = (runtime(), runtime());
+    let client = ending.block_on(Client::connect(&all.url())).unwrap();
+    let lock = client.lock("a");
+    ending.block_on(async {
+        lock.is_locked().await.unwrap();
+        until("it is watched", async || is_watched()).await;
+    });
+    // The other runtime makes the next connections.
+    let master = &all.servers()[all.master()];
+    let _: i64 = master.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    other.block_on(async {
+        free(retry_transient(|| lock.lock()).await).await;
+    });
+    drop(ending);
+    other.block_on(async {
+        until("that watch has ended", async || !is_watched()).await;
+        free(retry_transient(|| lock.lock()).await).await;
+        until("it is watched again", async || is_watched()).await;
+    });
+}
