@@ -62,7 +62,8 @@ use crate::wait::{ChannelMap, WaitQueues};
 /// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
 /// `current_thread` runtime runs only inside of `block_on`. If it is kept but not driven, calls from other
 /// runtimes fail with [`Error::ResponseTimeout`]. Nor does a waiter in such a runtime go on: the waiters behind it in this client
-/// wait up to their limits, also after the lock has been released. Drive it, drop it, or create one client for each runtime.
+/// wait up to their limits, also after the lock has been released. With Sentinel, it may have the task that watches the sentinels: then
+/// this client does not notice a failover while the former master still answers. Drive it, drop it, or create one client for each runtime.
 ///
 /// # Processes
 ///
@@ -565,8 +566,9 @@ impl ClientBuilder {
     /// not ask for; and to permits of a semaphore. [`Guard::unlock`](crate::Guard::unlock) then
     /// returns `Ok` if no loss is known and the lease has not ended; with `false`, each release
     /// checks with the store that the lock was still held. A hold that the store has lost may be
-    /// passed on for about 10 ms, unless a message reported it (for permits even then). After
-    /// longer sections the release asks the store, and reports a loss.
+    /// passed on for about 10 ms, or three times as long as the store needs for an answer if that is
+    /// longer, unless a message reported it (for permits even then). After longer sections the
+    /// release asks the store, and reports a loss.
     ///
     /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
     /// with one command, and so does a fenced lock, whose token that command increments. This does not apply where
@@ -577,8 +579,8 @@ impl ClientBuilder {
     /// client may continue to pass on those that it has for up to 150 ms.
     ///
     /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
-    /// 64 handoffs or 5 ms, beside the task that works. Without an answer, permits are released after 10 ms, and the release of
-    /// a lock asks first, for 100 ms at most. Handoffs end in any case after 50 to 150 ms (random), or after eight of them if
+    /// 64 handoffs or 5 ms, beside the task that works. An answer counts for 10 ms, or for twice the time that it took, at most
+    /// 100 ms. Without one that counts, permits are released, and the release of a lock asks first, for 100 ms at most. Handoffs end in any case after 50 to 150 ms (random), or after eight of them if
     /// sections are so long, but not later than after two seconds: not all that wait can be counted, not those that try from time
     /// to time, as `try_lock` in a loop, spin locks and RedLocks do. The next waiter of this client then lets the others go
     /// first, for a few milliseconds. So a request that is repeated ten times a second is granted after three seconds on

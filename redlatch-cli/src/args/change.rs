@@ -189,8 +189,9 @@ pub(crate) enum LatchCommand {
 /// seen.
 ///
 /// With --from-file, advances the tokens of many names, and prints each name with its token. Each
-/// line of the file is a name, a space or tab, and the greatest token that the resource has seen, as
-/// a query of the resource prints them; other white space belongs to the name. If a line is wrong, no token is advanced. It can be repeated.
+/// line of the file is a name, a tab or one space, and the greatest token that the resource has seen,
+/// as a query of the resource prints them. A name that ends with a space needs the tab. If a line is
+/// wrong, no token is advanced. It can be repeated.
 ///
 /// Each name keeps its token forever. Delete it when no resource remembers a token of NAME any
 /// more.

@@ -45,7 +45,8 @@ use crate::exit::NOT_ACQUIRED;
 /// redlatch forwards the signals that it receives to CMD's process group. SIGTSTP (Ctrl-Z), SIGTTIN
 /// and SIGTTOU stop CMD, its child processes and redlatch together. Meanwhile the lease is not
 /// renewed; on SIGCONT (`fg`) redlatch first checks the lock, and continues CMD only if it is still
-/// held. Otherwise it kills CMD and its child processes at once. In a terminal, CMD is the
+/// held. Otherwise it kills CMD and its child processes at once. SIGINT, SIGTERM, SIGHUP and SIGQUIT
+/// do not wait for that answer: CMD gets them if the lease has not ended. In a terminal, CMD is the
 /// foreground job.
 ///
 /// Before CMD runs, a signal that ends a process ends redlatch, also while it waits for the ticket

@@ -5,8 +5,8 @@
 //!    pass from one request of the client to the next.
 //! 2. After 64 handoffs, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
 //!    of the object, and those in the queue of a fair lock with the same key. If there are any, the chain ends. An answer
-//!    counts for 10 ms; if it took more than 5 ms, because the server is far away or the client is busy, for twice that time, and
-//!    the next question is asked in time. If none counts, as after each section that is longer, the release of a lock asks first.
+//!    counts for 10 ms; if it took more than 5 ms, because the server is far away or the client is busy, for twice that time,
+//!    at most 100 ms, and the next question is asked in time. If none counts, as after each section that is longer, the release of a lock asks first.
 //! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five. If none of these uses that
 //!    time, they get twice as long after the next chain, up to 16 ms, because they may be far away. If that was in vain, too,
 //!    they may not wait any more: then none goes first for 32 releases, and for a second each time is short again. So a client
@@ -35,7 +35,7 @@ use tokio::time::Instant;
 /// else each release would wait for one.
 const ALONE_FOR: Duration = Duration::from_millis(10);
 
-/// The client asks the store again after this many handoffs, or after half of that time.
+/// The client asks the store again after this many handoffs, or when half of that time is left; earlier if an answer takes longer.
 const HANDOFFS_PER_ANSWER: u32 = 64;
 
 /// How long a chain lasts at most: random between the two.

@@ -68,8 +68,8 @@ impl<R: HasLease> Guard<R> {
     /// its last guard is released.
     ///
     /// If another task of the same client waits for the lock, or for as many permits, it passes to that task. Within 10 ms after
-    /// the store was last asked, this then returns at once: `Ok` means that no loss is known and that the lease has not
-    /// ended. Later it asks the store whether the lock is still held.
+    /// the last answer of the store (twice the time that it took if that is longer), this then returns at once: `Ok` means that
+    /// no loss is known and that the lease has not ended. Later it asks the store whether the lock is still held.
     /// [`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over) says when, and turns it off.
     ///
     /// Several locks are released concurrently. A RedLock is released on all members that granted

@@ -88,7 +88,8 @@ impl Session {
                     Err(error) => {
                         if error.leaves_untouched() {
                             // But the first one may have put a waiter into the queue.
-                            refused((holds.len() == 1 && !holds[0].waits).then_some(0));
+                            let is_queued = holds[0].waits && holds[0].kind.waiter_ttl().is_some();
+                            refused((holds.len() == 1 && !is_queued).then_some(0));
                         }
                         if let Error::WrongKind { .. } = error {
                             holds.iter().for_each(RequestedHold::suspect);

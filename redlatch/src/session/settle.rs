@@ -109,31 +109,45 @@ impl HoldRef {
     /// Sending it twice has the effect of one. It is repeated when the connection breaks. "Not held" in
     /// reply to the repetition means that the first one took effect.
     pub(crate) async fn settle(&self) -> Result<bool> {
-        let up_to_change = match self.removed_at.load(Ordering::Relaxed) {
-            0 => self.hold.state().ledger.latest(),
-            removed_at => removed_at,
-        };
+        let up_to_change = self.change_to_settle();
         let mut turn = self.hold.turn().await?;
         let settled = self.settle_in_turn(up_to_change).await;
         turn.record_result(&settled);
         settled
     }
 
-    /// Settles what an attempt may have left. Once a release behind it was answered, nothing is left to settle: what the store
-    /// has of the owner is a later attempt's.
-    async fn settle_attempt(&self, attempt: &mut OpenAttempt) -> Result<bool> {
+    /// Returns the latest change that must be settled.
+    fn change_to_settle(&self) -> u64 {
+        match self.removed_at.load(Ordering::Relaxed) {
+            0 => self.hold.state().ledger.latest(),
+            removed_at => removed_at,
+        }
+    }
+
+    /// The same in the background, or only what an attempt may have left. Once a release behind that was answered, nothing is left
+    /// to settle: what the store has of the owner is a later attempt's.
+    async fn settle_in_background(&self, attempt: Option<&mut OpenAttempt>) -> Result<bool> {
+        let (key, change) = (
+            self.hold.object.key(),
+            attempt.as_ref().map(|one| one.change),
+        );
+        let up_to_change = change.unwrap_or_else(|| self.change_to_settle());
+        let mut permit = self.session.store.settling_permit(key).await;
         let mut turn = match self.hold.try_turn() {
             Some(turn) => turn,
             None => {
-                // Whoever has the turn settles this attempt before the next one, which may wait for a permit.
-                attempt.permit = None;
+                // Whoever has the turn may wait for a permit, and settles all this before its next attempt.
+                permit.take();
+                if let Some(attempt) = attempt {
+                    attempt.permit = None;
+                }
                 self.hold.turn().await?
             }
         };
-        if self.hold.state().ledger.has_acknowledged(attempt.change) {
+        if change.is_some_and(|change| self.hold.state().ledger.has_acknowledged(change)) {
             return Ok(true);
         }
-        let settled = self.settle_in_turn(attempt.change).await;
+        let settled = self.settle_in_turn(up_to_change).await;
         turn.record_result(&settled);
         settled
     }
@@ -317,13 +331,8 @@ impl HoldRef {
         let mut tries = Tries::new(work.clone(), ends + SETTLE_GRACE);
         let (lock, owner) = (self.hold.object.full_name(), &self.hold.field);
         loop {
-            let key = self.hold.object.key();
-            let permit = self.session.store.settling_permit(key).await;
-            let settled = match &mut attempt {
-                Some(attempt) => self.settle_attempt(attempt).await,
-                None => self.settle().await,
-            };
-            drop((permit, attempt.as_mut().map(|one| one.permit.take())));
+            let settled = self.settle_in_background(attempt.as_mut()).await;
+            drop(attempt.as_mut().map(|one| one.permit.take()));
             let error = match settled {
                 Ok(_) => return,
                 Err(Error::Lost { .. } | Error::WrongKind { .. }) => break,
@@ -349,8 +358,8 @@ impl HoldRef {
 pub(super) struct OpenAttempt {
     /// The number of the attempt, or of the end of waiting, among the changes of the hold.
     pub(super) change: u64,
-    /// It may still be in flight, so it keeps its permit until the first try to settle it has ended. So the attempts that
-    /// wait for settling are limited like those in flight, however many callers start and cancel attempts.
+    /// It may still be in flight, so it keeps its permit until the first try to settle it has ended, or has to wait for the turn.
+    /// So the attempts that wait for settling are limited like those in flight, however many callers start and cancel attempts.
     pub(super) permit: Option<AttemptPermit>,
 }
 

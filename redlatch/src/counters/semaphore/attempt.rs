@@ -241,10 +241,10 @@ impl UnclaimedAttempt {
 impl Drop for UnclaimedAttempt {
     fn drop(&mut self) {
         let lost = match &self.outcome {
-            None => self.progress.was_sent() && !self.is_granted,
+            None => self.progress.was_sent(),
             Some(outcome) => matches!(outcome, Err(Error::OutcomeUnknown { .. })),
         };
-        if lost {
+        if lost && !self.is_granted {
             tracing::warn!(
                 semaphore = self.object.full_name(),
                 permits = self.permits,

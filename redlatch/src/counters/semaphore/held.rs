@@ -14,7 +14,7 @@
 //!   for waiters that request as many; any other sends its request.
 //! - *Permits pass on that may not exist.* Those that replicas have not confirmed, and those of a
 //!   semaphore whose time to live has ended, are neither offered nor taken. Those of a deleted
-//!   semaphore pass on for about 10 ms, until the store is asked. Mutant
+//!   semaphore pass on for about 10 ms, or three times the time of an answer. Mutant
 //!   `unacknowledged-permit-handed-over`.
 //! - *A permit without a lease is never released, or twice.* An offer that is dropped releases it,
 //!   a waiter that takes it empties the offer, and `Client::flush` drops all offers. Mutant

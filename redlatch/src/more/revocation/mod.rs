@@ -26,7 +26,8 @@
 //!   Mutant `revoked-hold-counts-whole-lease`.
 //! - *An asked hold passes on within the client.* It is not offered, and an offer of it is not
 //!   taken. The script of a handoff looks for a request. Handoffs pass a request on until the
-//!   next check beside them, 10 ms later at the latest, which counts it as a client that waits.
+//!   next check beside them, before the last answer ceases to count (`hold/fairness`). It counts
+//!   the request as a client that waits.
 //! - *A request expires before the hold.* It lasts for the remaining lease, the limit and an hour
 //!   more.
 //! - *A renewal is refused because of requests.* They are read with `pcall`, and their keys are not

@@ -10,7 +10,8 @@
 //! 4. Beside the handoffs, the store is asked whether it still has the hold, and whether other
 //!    clients wait or ask for it. When others wait, or the answer is late, the hold is released to
 //!    all.
-//! 5. After a section of 10 ms or longer it is not known whether other clients wait, so the release asks before the handoff.
+//! 5. After a section that is longer than the last answer counts (10 ms, or twice the time that it took), it is not known
+//!    whether other clients wait, so the release asks before the handoff.
 //!    As each release did, it then reports a loss, and lets a client go first that has asked for the hold.
 //! 6. The store is asked out of turn, so that no release waits for the answer. So "not held" only
 //!    puts the hold in doubt ([`HoldState::doubt`](crate::hold::HoldState::doubt)), and a check in

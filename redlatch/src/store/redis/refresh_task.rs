@@ -1,5 +1,5 @@
-//! The task that watches a deployment for changes. It lives as long as its runtime; the next
-//! connection starts another one.
+//! The task that watches a deployment for changes. It lives as long as its runtime; the next step, in
+//! whichever runtime, starts another one.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -31,6 +31,8 @@
 //! - *The client returns to the former master*, because only a sentinel that missed the failover
 //!   answers. An answer with an earlier epoch does not move a connection away from a master that
 //!   works.
+//! - *The watch ends with the runtime of one caller*, while connections of another runtime work at the
+//!   former master. Each step starts it again. Test: `sentinels_are_watched_in_every_runtime`.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -134,7 +136,7 @@ impl Sentinels {
         self.view.suspect();
     }
 
-    /// Watches for changes from now on, for as long as the runtime lives.
+    /// Watches for changes from now on, unless that is done already, for as long as the runtime lives.
     pub(super) fn ensure_refresh_task(self: &Arc<Self>) {
         let refresh = || refresh_loop(Arc::downgrade(self), self.view.changed.clone());
         self.refresh_task.ensure_running(refresh);

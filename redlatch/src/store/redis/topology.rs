@@ -22,7 +22,7 @@ use super::options::ReplicaSync;
 use super::sentinel::Sentinels;
 use super::slot::slot;
 use super::url::Deployment;
-use crate::environment::Creator;
+use crate::environment::{Creator, check_sockets};
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::name::{SPANS_SLOTS, spans_slots};
@@ -215,8 +215,10 @@ impl Topology {
         match &self.form {
             Form::Single(node) => Some(node),
             Form::Sentinel(node, sentinels) => {
-                // It may have ended with the runtime of another caller.
-                sentinels.ensure_refresh_task();
+                // It may have ended with the runtime of another caller. In a runtime without sockets it could reach no sentinel.
+                if check_sockets().is_ok() {
+                    sentinels.ensure_refresh_task();
+                }
                 Some(node)
             }
             Form::Cluster(_) => None,
