@@ -218,12 +218,17 @@ impl Handle {
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;
+                let takes_out = random.below(3) == 0;
+                let limits = match takes_out {
+                    true => runner.fix_lease(*lease),
+                    false => limits,
+                };
                 let request = semaphore.try_acquire().wait(*lease * 4).limited(limits);
                 let (name, acquiring) = (semaphore.name(), request.into_future());
                 let guard = runner.request(name, Mode::Permit, acquiring).await?;
-                match random.below(3) {
-                    0 => runner.hold_taken_out(semaphore, guard, time).await,
-                    _ => runner.hold_and_release(guard, None, time).await,
+                match takes_out {
+                    true => runner.hold_taken_out(semaphore, guard, time).await,
+                    false => runner.hold_and_release(guard, None, time).await,
                 }
             }
             Handle::Multi(lock, name) => {

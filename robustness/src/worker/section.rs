@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redlatch::{Error, ExpirableSemaphore, Guard, HasLease, Owner, PermitGuard, SemaphorePermits};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::limits::{Feeding, LimitUse};
 use super::reporter::{CHECK_INTERVAL, Reporter};
 use super::tickets::TicketUse;
-use crate::clock::Time;
+use crate::clock::{Time, nanos};
 use crate::history::{EventKind, Limits, Mode, Request};
 use crate::names::{locks_of, members_of};
 use crate::random::Random;
@@ -121,6 +121,15 @@ impl SectionRunner {
     /// The next request has no limits.
     pub(super) fn clear_limits(&mut self) {
         self.limits = Limits::default();
+    }
+
+    /// The next request has a fixed lease, and no other limit.
+    pub(super) fn fix_lease(&mut self, lease: Duration) -> Limits {
+        self.limits = Limits {
+            lease: Some(nanos(lease)),
+            ..Limits::default()
+        };
+        self.limits
     }
 
     /// Draws the limits of the next request, whose section lasts this long. `has_minimum`: they may
@@ -251,8 +260,8 @@ impl SectionRunner {
         released
     }
 
-    /// Takes permits out of their guard at once, keeps them for this long, but not beyond their lease, and releases them by
-    /// their ids.
+    /// Takes permits with a fixed lease out of their guard at once, keeps them for this long, but not to the end of their
+    /// lease, and releases them by their ids.
     pub(crate) async fn hold_taken_out(
         &mut self,
         semaphore: &ExpirableSemaphore,
@@ -261,17 +270,22 @@ impl SectionRunner {
     ) -> Result<(), Error> {
         let Some(guard) = guard else { return Ok(()) };
         self.report_acquired(None, None);
-        self.check_validity(&guard);
-        let end = Instant::now() + guard.valid_for();
+        let until = self.check_validity(&guard);
+        let lasts = guard.valid_for();
+        let end = Instant::now() + lasts;
         let released = match guard.into_ids() {
             Ok(ids) => {
-                sleep_until(end.min(Instant::now() + time)).await;
+                sleep(time.min(lasts * 3 / 4)).await;
+                let left = || end.saturating_duration_since(Instant::now());
+                for section in &self.sections {
+                    self.reporter.report_validity(*section, left);
+                }
+                if left().is_zero() {
+                    until.inspect(|until| self.report_loss(*until));
+                    self.report(EventKind::LossReported);
+                }
                 self.report(EventKind::Releasing);
-                let released = semaphore.release_many(&ids).await;
-                // Nobody renews them.
-                let has_ended =
-                    Instant::now() >= end && matches!(released, Err(Error::Lost { .. }));
-                if has_ended { Ok(()) } else { released }
+                semaphore.release_many(&ids).await
             }
             Err(lost) => {
                 self.report(EventKind::Releasing);
