@@ -50,6 +50,12 @@ impl MovedEndpoint {
         until_in_sync(&self.old, 1).await;
     }
 
+    /// The replica has this key.
+    pub(crate) async fn until_replicated(&self, key: &str) {
+        let exists = || self.new.command::<u32>(&["EXISTS", key]) == 1;
+        until("replicated", async || exists()).await;
+    }
+
     /// Promotes the replica. The old master follows it, and keeps its connections open.
     pub(crate) fn fail_over(&self) {
         let _: String = self.new.command(&["REPLICAOF", "NO", "ONE"]);

@@ -74,7 +74,7 @@ async fn former_master_that_restarts_without_data_decides_nothing() {
     });
     let channel = "redisson_countdownlatch__channel__{latch}";
     until("subscribed", async || subscribers(&named.old, channel) > 0).await;
-    named.until_in_sync().await;
+    named.until_replicated("latch").await;
     named.fail_over();
     // As after a restart: empty, and a replica that has not reached its master.
     let _: String = named.old.command(&["REPLICAOF", "NO", "ONE"]);
@@ -102,7 +102,7 @@ async fn replica_that_becomes_a_master_executes_a_step_once() {
     let other = connect(settings(), &named.old.url()).await;
     let latch = other.count_down_latch("latch");
     assert!(latch.try_set_count(3).await.unwrap());
-    named.until_in_sync().await;
+    named.until_replicated("latch").await;
     named.name.redirect(&named.new);
     let client = connect(settings(), &named.name.url()).await;
     let latch = client.count_down_latch("latch");
