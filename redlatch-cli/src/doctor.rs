@@ -100,7 +100,7 @@ pub(crate) async fn doctor(store_args: &StoreArgs, doctor: &Doctor) -> Result<u8
         code = check(&store_args, &clients, sync, doctor) => return code,
     };
     let cleaning = async {
-        // What was in flight would otherwise arrive after the deletion.
+        // Otherwise a step in flight could arrive after the deletion.
         flush(&clients).await;
         attempt("clean-up", clean_up(&clients[0])).await
     };

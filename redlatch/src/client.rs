@@ -580,7 +580,8 @@ impl ClientBuilder {
     ///
     /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
     /// 64 handoffs or 5 ms, beside the task that works. An answer counts for 10 ms, or for twice the time that it took, at most
-    /// 100 ms. Without one that counts, permits are released, and the release of a lock asks first, for 100 ms at most. Handoffs end in any case after 50 to 150 ms (random), or after eight of them if
+    /// 100 ms. Without one that counts, permits are released, and the release of a lock asks first, for 100 ms at most.
+    /// Handoffs end in any case after 50 to 150 ms (random), or after eight of them if
     /// sections are so long, but not later than after two seconds: not all that wait can be counted, not those that try from time
     /// to time, as `try_lock` in a loop, spin locks and RedLocks do. The next waiter of this client then lets the others go
     /// first, for a few milliseconds. So a request that is repeated ten times a second is granted after three seconds on

@@ -118,8 +118,8 @@ fn start(
     let (working, name) = (commands.working.clone(), line.name.clone());
     working.send_if_modified(|working| working.insert(turn.clone()));
     let (report, ended) = oneshot::channel();
-    // A task, because it goes on when the lock is lost and `run` is dropped: what a command prints
-    // when it is ended is read, too.
+    // A task, because `run` is dropped when the lock is lost. The task also reads what the command
+    // prints while it is being ended.
     let output = tokio::spawn(async move {
         let mut kept = Vec::new();
         match select(pin!(status(pid)), pin!(print(output, &name, &mut kept))).await {

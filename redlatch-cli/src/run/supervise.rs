@@ -175,7 +175,8 @@ enum RunOutcome {
 ///
 /// Invariant: while this process holds the lock, or has lost it, it watches every running process
 /// of CMD. It stops only after all of them have stopped, and continues them only after it has
-/// checked the lock, or, for an ending signal, the local lease. If a signal ended CMD, it keeps the lock until the last of them has ended.
+/// checked the lock, or, for an ending signal, the local lease. If a signal ended CMD, it keeps the
+/// lock until the last of them has ended.
 async fn supervise(
     child: &mut Child,
     held_lock: &HeldLock,

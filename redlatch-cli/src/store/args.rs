@@ -358,13 +358,12 @@ fn read_password(
     default_file: Option<&Path>,
 ) -> Result<Option<Password>, Failure> {
     let Some(file) = file else {
-        return match variable.map_or(Err(VarError::NotPresent), std::env::var) {
-            Ok(password) if !password.is_empty() => Ok(Some(Password::Text(password))),
-            Ok(_) | Err(VarError::NotPresent) => default_file.map(read_password_file).transpose(),
-            Err(VarError::NotUnicode(_)) => {
-                let variable = variable.unwrap_or_default();
+        return match variable.map(|variable| (variable, std::env::var(variable))) {
+            Some((_, Ok(password))) if !password.is_empty() => Ok(Some(Password::Text(password))),
+            Some((variable, Err(VarError::NotUnicode(_)))) => {
                 Err(Failure::usage(format!("{variable} is not valid UTF-8")))
             }
+            _ => default_file.map(read_password_file).transpose(),
         };
     };
     read_password_file(file).map(Some)

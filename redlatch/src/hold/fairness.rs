@@ -6,7 +6,8 @@
 //! 2. After 64 handoffs, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
 //!    of the object, and those in the queue of a fair lock with the same key. If there are any, the chain ends. An answer
 //!    counts for 10 ms; if it took more than 5 ms, because the server is far away or the client is busy, for twice that time,
-//!    at most 100 ms, and the next question is asked in time. If none counts, as after each section that is longer, the release of a lock asks first.
+//!    at most 100 ms, and the next question is asked in time. If none counts, as after each section that is longer, the release
+//!    of a lock asks first.
 //! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five. If none of these uses that
 //!    time, they get twice as long after the next chain, up to 16 ms, because they may be far away. If that was in vain, too,
 //!    they may not wait any more: then none goes first for 32 releases, and for a second each time is short again. So a client

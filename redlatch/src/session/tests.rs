@@ -19,7 +19,7 @@ use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
 };
 use crate::test_prelude::{SECOND, clients, run_others};
-use crate::{Client, Embedded, Guard, Lock, MultiLock, RedLock};
+use crate::{Client, Embedded, FairLock, Guard, Lock, MultiLock, RedLock};
 
 /// A client of a store that can fail.
 fn client() -> (Embedded, Client) {
@@ -654,6 +654,18 @@ async fn acquisition_without_answer_is_undone() {
     }
 }
 
+/// Two wait for the lock, in an order that the work in the background does not change.
+async fn queue_stays_while_flushed(client: &Client, lock: &FairLock, failure: &Failure) {
+    let owners = async || {
+        let queue = lock.queue().await.unwrap();
+        Vec::from_iter(queue.into_iter().map(|waiter| waiter.owner))
+    };
+    let before = owners().await;
+    client.flush().await;
+    assert_eq!(before.len(), 2);
+    assert_eq!(owners().await, before, "{failure:?}");
+}
+
 /// The release behind the unanswered attempt is repeated when the next attempt of the same request has a place in the queue.
 #[tokio::test(start_paused = true)]
 async fn waiter_keeps_its_place_while_an_earlier_attempt_is_settled() {
@@ -667,17 +679,11 @@ async fn waiter_keeps_its_place_while_an_earlier_attempt_is_settled() {
         let second = tokio::spawn(third.lock().into_future());
         run_others().await;
         assert_eq!(client.status().background, 1, "{failure:?}");
-        let owners = async || {
-            let queue = mine.queue().await.unwrap();
-            Vec::from_iter(queue.into_iter().map(|waiter| waiter.owner))
-        };
-        let before = owners().await;
-        client.flush().await;
-        assert_eq!(before.len(), 2);
-        assert_eq!(owners().await, before, "{failure:?}");
+        queue_stays_while_flushed(&client, &mine, &failure).await;
         held.unlock().await.unwrap();
-        first.await.unwrap().unwrap().unlock().await.unwrap();
-        second.await.unwrap().unwrap().unlock().await.unwrap();
+        for waiter in [first, second] {
+            waiter.await.unwrap().unwrap().unlock().await.unwrap();
+        }
     }
 }
 
@@ -699,17 +705,11 @@ async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
         run_others().await;
         let second = tokio::spawn(third.lock().into_future());
         run_others().await;
-        let owners = async || {
-            let queue = mine.queue().await.unwrap();
-            Vec::from_iter(queue.into_iter().map(|waiter| waiter.owner))
-        };
-        let before = owners().await;
-        client.flush().await;
-        assert_eq!(before.len(), 2);
-        assert_eq!(owners().await, before, "{failure:?}");
+        queue_stays_while_flushed(&client, &mine, &failure).await;
         held.unlock().await.unwrap();
-        first.await.unwrap().unwrap().unlock().await.unwrap();
-        second.await.unwrap().unwrap().unlock().await.unwrap();
+        for waiter in [first, second] {
+            waiter.await.unwrap().unwrap().unlock().await.unwrap();
+        }
     }
 }
 
@@ -1049,14 +1049,7 @@ async fn waiter_whose_repetition_fails_leaves_the_queue() {
     let (lock, me) = (client.fair_lock("a"), Owner::new());
     let _theirs = other.fair_lock("a").lock().await.unwrap();
     let hold_ref = lock.erased().hold_ref(me).unwrap();
-    let requested = RequestedHold {
-        waits: true,
-        ..RequestedHold::without_waiting(
-            &*hold_ref.hold.kind,
-            &hold_ref,
-            hold_ref.session.terms(None, true),
-        )
-    };
+    let requested = request(&hold_ref, hold_ref.session.terms(None, true));
     let waits = client
         .session
         .store

@@ -8,9 +8,9 @@ use redlatch::kind::Revocable;
 use redlatch::{Acquire, FairReadWriteLock, FairSemaphore, GroupLock, Guard, HasLease, HasTicket};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
 use redlatch::{CountDownLatch, Election, Leadership, Member, MultiLock, OwnerId, RedLock};
-use redlatch::{ReadWriteLock, TryAcquire};
+use redlatch::{PermitGuard, PermitId, ReadWriteLock, TryAcquire};
 use redlatch::{Semaphore, SpinLock};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::limits::{Kept as _, Limited as _};
 use super::section::{AsyncGuard, ReleaseMode, SectionRunner};
@@ -225,11 +225,16 @@ impl Handle {
                 };
                 let request = semaphore.try_acquire().wait(*lease * 4).limited(limits);
                 let (name, acquiring) = (semaphore.name(), request.into_future());
-                let guard = runner.request(name, Mode::Permit, acquiring).await?;
-                match takes_out {
-                    true => runner.hold_taken_out(semaphore, guard, time).await,
-                    false => runner.hold_and_release(guard, None, time).await,
+                if takes_out {
+                    let take_out = |guard| TakenOut::new(semaphore.clone(), guard);
+                    let acquiring = async { acquiring.await?.map(take_out).transpose() };
+                    return runner
+                        .run_section(name, Mode::Permit, acquiring, time)
+                        .await;
                 }
+                runner
+                    .run_section(name, Mode::Permit, acquiring, time)
+                    .await
             }
             Handle::Multi(lock, name) => {
                 let requests = (lock.lock().limited(limits), lock.try_lock().limited(limits));
@@ -280,6 +285,41 @@ impl AsyncGuard for Term {
             Some(successor) => self.leadership.resign_to(&successor).await,
             None => self.leadership.resign().await,
         }
+    }
+}
+
+/// Permits that were taken out of their guard, and are released by their ids. Their lease is fixed.
+struct TakenOut {
+    semaphore: ExpirableSemaphore,
+    ids: Vec<PermitId>,
+    end: Instant,
+}
+
+impl TakenOut {
+    fn new(semaphore: ExpirableSemaphore, guard: PermitGuard) -> Result<TakenOut, Error> {
+        let end = Instant::now() + guard.valid_for();
+        let ids = guard.into_ids()?;
+        Ok(TakenOut {
+            semaphore,
+            ids,
+            end,
+        })
+    }
+}
+
+impl AsyncGuard for TakenOut {
+    const RELEASED_BY_DROP: bool = false;
+
+    fn valid_for(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        sleep_until(self.end)
+    }
+
+    async fn unlock(self) -> Result<(), Error> {
+        self.semaphore.release_many(&self.ids).await
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, ExpirableSemaphore, Guard, HasLease, Owner, PermitGuard, SemaphorePermits};
+use redlatch::{Error, Guard, HasLease, Owner, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::limits::{Feeding, LimitUse};
@@ -260,43 +260,6 @@ impl SectionRunner {
         released
     }
 
-    /// Takes permits with a fixed lease out of their guard at once, keeps them for this long, but not to the end of their
-    /// lease, and releases them by their ids.
-    pub(crate) async fn hold_taken_out(
-        &mut self,
-        semaphore: &ExpirableSemaphore,
-        guard: Option<PermitGuard>,
-        time: Duration,
-    ) -> Result<(), Error> {
-        let Some(guard) = guard else { return Ok(()) };
-        self.report_acquired(None, None);
-        let until = self.check_validity(&guard);
-        let lasts = guard.valid_for();
-        let end = Instant::now() + lasts;
-        let released = match guard.into_ids() {
-            Ok(ids) => {
-                sleep(time.min(lasts * 3 / 4)).await;
-                let left = || end.saturating_duration_since(Instant::now());
-                for section in &self.sections {
-                    self.reporter.report_validity(*section, left);
-                }
-                if left().is_zero() {
-                    until.inspect(|until| self.report_loss(*until));
-                    self.report(EventKind::LossReported);
-                }
-                self.report(EventKind::Releasing);
-                semaphore.release_many(&ids).await
-            }
-            Err(lost) => {
-                self.report(EventKind::Releasing);
-                Err(lost)
-            }
-        };
-        let error = released.as_ref().err().map(error_name);
-        self.report(EventKind::Released { error });
-        released
-    }
-
     /// Records that a latch was counted down.
     pub(crate) fn report_count(&self, left: u64) {
         self.report(EventKind::CountedDown { left });
@@ -391,7 +354,9 @@ impl SectionRunner {
         self.report(EventKind::Releasing);
         let how = match (how, &mut self.limit_use) {
             // A dropped guard does not report that it was lost before.
-            (ReleaseMode::Unlock, Some(limit_use)) if !guard.valid_for().is_zero() => {
+            (ReleaseMode::Unlock, Some(limit_use))
+                if H::RELEASED_BY_DROP && !guard.valid_for().is_zero() =>
+            {
                 limit_use.release_mode()
             }
             (how, _) => how,
@@ -492,6 +457,9 @@ async fn add_one(resource: &mut ResourceClient, name: &str, token: u64) -> Optio
 
 /// Common interface of all guards.
 pub(crate) trait AsyncGuard: Send {
+    /// Whether dropping it releases it in the background.
+    const RELEASED_BY_DROP: bool = true;
+
     fn valid_for(&self) -> Duration;
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static;
     /// Feeds the hold. If it was lost, that is reported elsewhere.

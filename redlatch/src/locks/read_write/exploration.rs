@@ -1,25 +1,21 @@
 //! Explores all sequences of steps on a read-write lock: readers share it, a writer excludes all other owners.
 
-use std::sync::Arc;
-
-use super::{Read, Write};
+use super::{Read, Write, sides};
 use crate::keyspace::DumpedValue;
-use crate::name::ReadWriteKeys;
 use crate::step::exploration::{Locks, Observed, Party, Verdict, ensure, explore, ticks};
 
 const WRITERS: &str = "redlatch_rwlock_writers:{name}";
 const TIMEOUT: &str = ":rwlock_timeout:";
 
 fn explore_sides(name: &str, owners: u8, prefers_writers: bool) {
-    let keys = Arc::new(ReadWriteKeys::new("", "name"));
+    let (read, write) = sides("", "name");
     let read = Read {
-        keys: keys.clone(),
         prefers_writers,
-        required: None,
+        ..read
     };
     let write = Write {
-        keys,
         blocks_readers_for: prefers_writers.then(|| ticks(2)),
+        ..write
     };
     let sides = |owner| {
         let reader = Party::new(owner, read.clone(), false);

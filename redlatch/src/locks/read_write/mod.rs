@@ -105,18 +105,24 @@ pub struct Write {
 impl OwnedKind for Read {}
 impl OwnedKind for Write {}
 
+/// Returns the sides of a lock that does not prefer writers.
+fn sides(prefix: &str, name: &str) -> (Read, Write) {
+    let keys = Arc::new(ReadWriteKeys::new(prefix, name));
+    let read = Read {
+        keys: keys.clone(),
+        prefers_writers: false,
+        required: None,
+    };
+    let write = Write {
+        keys,
+        blocks_readers_for: None,
+    };
+    (read, write)
+}
+
 impl ReadWriteLock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> ReadWriteLock {
-        let keys = Arc::new(ReadWriteKeys::new(&session.prefix, name));
-        let read = Read {
-            keys: keys.clone(),
-            prefers_writers: false,
-            required: None,
-        };
-        let write = Write {
-            keys,
-            blocks_readers_for: None,
-        };
+        let (read, write) = sides(&session.prefix, name);
         ReadWriteLock {
             read: Lock::from_kind(session.clone(), read),
             write: Lock::from_kind(session, write),

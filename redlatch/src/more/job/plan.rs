@@ -261,7 +261,7 @@ impl Firing {
             Begun::Vacant if self.state == State::Watching => State::Watching,
             // Later slots are early, too, and one of them may have the lock to find that out.
             Begun::Vacant if self.state == State::Early && !late(self.due, now) => State::Early,
-            // With `Allow` it goes on beside later slots.
+            // With `Allow` the firing continues beside those of later slots.
             Begun::Vacant
                 if asked && (self.catch_up == CatchUp::Last || self.overlap != Overlap::Allow) =>
             {

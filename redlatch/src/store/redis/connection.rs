@@ -398,9 +398,7 @@ impl ReconnectingConnection {
                 // A server that does not tell counts as a master. A replica answers steps that write nothing, too, from data that
                 // may be old or, after a restart, empty.
                 if role?.elements().and_then(role_of) == Some("slave") {
-                    return Err(ExchangeError::not_executed(format!(
-                        "{address} leads to a replica, and must lead to a master"
-                    )));
+                    return Err(ExchangeError::not_executed(leads_to_replica(&address)));
                 }
                 run_id?
             }
@@ -967,6 +965,11 @@ async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), Exc
             reason: format!("its reply to ROLE contains no role: {other:?}"),
         })),
     }
+}
+
+/// What is wrong with an address whose server is a replica.
+pub(super) fn leads_to_replica(address: impl std::fmt::Display) -> String {
+    format!("{address} leads to a replica, and must lead to a master")
 }
 
 /// Returns whether this is a master's reply to ROLE.

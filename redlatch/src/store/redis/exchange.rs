@@ -232,6 +232,7 @@ impl<'a> CommandRequest<'a> {
     pub(super) async fn send(&self) -> Result<RawAnswer, ExchangeError> {
         let mut resolved;
         let mut route = self.delivery.route;
+        self.topology.ensure_watched();
         let mut node = match self.node.or(self.topology.only_node()) {
             Some(node) => node,
             None => {
@@ -719,9 +720,8 @@ mod tests {
     use super::*;
     use crate::Client;
 
-    /// A proxy or a managed server may end a login, and leave the connection open.
-    #[tokio::test]
-    async fn login_that_has_ended_is_repeated_on_a_new_connection() {
+    /// Returns a client whose login has ended on an open connection.
+    async fn client_without_login() -> (Server, Client, LiveConnection) {
         let server = Server::start();
         let () = server.command(&["ACL", "SETUSER", "w", "on", ">p", "~*", "&*", "+@all"]);
         let url = server.url().replace("redis://", "redis://w:p@");
@@ -730,6 +730,13 @@ mod tests {
         let live = node.attempts.get_or_connect().await.unwrap();
         let () = server.command(&["CONFIG", "SET", "requirepass", "other"]);
         live.query(&Cmd::of(&["RESET"])).await.unwrap();
+        (server, client, live)
+    }
+
+    /// A proxy or a managed server may end a login, and leave the connection open.
+    #[tokio::test]
+    async fn login_that_has_ended_is_repeated_on_a_new_connection() {
+        let (_server, client, _live) = client_without_login().await;
         let refused = client.lock("a").try_lock().await.unwrap_err();
         assert!(
             matches!(refused, Error::AuthenticationFailed { .. }),
@@ -741,14 +748,7 @@ mod tests {
     /// Feared most: such a step is executed after a release of its owner on the next connection.
     #[tokio::test]
     async fn no_step_waits_where_the_login_has_ended() {
-        let server = Server::start();
-        let () = server.command(&["ACL", "SETUSER", "w", "on", ">p", "~*", "&*", "+@all"]);
-        let url = server.url().replace("redis://", "redis://w:p@");
-        let client = Client::connect(&url).await.unwrap();
-        let node = redis_of(&client).topology.only_node().unwrap();
-        let live = node.attempts.get_or_connect().await.unwrap();
-        let () = server.command(&["CONFIG", "SET", "requirepass", "other"]);
-        live.query(&Cmd::of(&["RESET"])).await.unwrap();
+        let (_server, client, live) = client_without_login().await;
         let [login, step] = [Cmd::of(&["AUTH", "w", "p"]), Cmd::of(&["BLPOP", "b", "0"])];
         let lock = client.lock("a");
         let refused = async {

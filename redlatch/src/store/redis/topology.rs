@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cluster::Cluster;
-use super::connection::{ReconnectingConnection, Target};
+use super::connection::{ReconnectingConnection, Target, leads_to_replica};
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
@@ -137,8 +137,7 @@ impl Topology {
     pub(super) fn explain_replica(&self, refusal: String) -> String {
         match &self.form {
             Form::Single(_) => {
-                let address = &self.address;
-                format!("{address} leads to a replica, and must lead to a master: {refusal}")
+                format!("{}: {refusal}", leads_to_replica(&self.address))
             }
             Form::Sentinel(..) | Form::Cluster(_) => refusal,
         }
@@ -210,17 +209,20 @@ impl Topology {
         })
     }
 
+    /// Watches the sentinels from now on, if their watch has ended with the runtime of another caller. A cluster does the same
+    /// when it looks for a node. A runtime without sockets could reach no sentinel.
+    pub(super) fn ensure_watched(&self) {
+        if let Form::Sentinel(_, sentinels) = &self.form
+            && check_sockets().is_ok()
+        {
+            sentinels.ensure_refresh_task();
+        }
+    }
+
     /// Returns the node that serves all keys, if there is one.
     pub(super) fn only_node(&self) -> Option<&Arc<Node>> {
         match &self.form {
-            Form::Single(node) => Some(node),
-            Form::Sentinel(node, sentinels) => {
-                // It may have ended with the runtime of another caller. In a runtime without sockets it could reach no sentinel.
-                if check_sockets().is_ok() {
-                    sentinels.ensure_refresh_task();
-                }
-                Some(node)
-            }
+            Form::Single(node) | Form::Sentinel(node, _) => Some(node),
             Form::Cluster(_) => None,
         }
     }

@@ -191,8 +191,7 @@ fn unconfirmed_permits_of_an_ended_runtime_are_not_released_to_another_master() 
     let ending = tokio::runtime::Runtime::new().unwrap();
     let (client, semaphore) = ending.block_on(awaiting_replicas(&all));
     // Used by the client, and driven only after the failover.
-    let mut other = tokio::runtime::Builder::new_current_thread();
-    let other = other.enable_all().build().unwrap();
+    let other = runtime();
     let used = other.block_on(semaphore.acquire_many(0).into_future());
     assert_eq!(used.unwrap().permits(), 0);
     ending.block_on(async {
@@ -304,9 +303,8 @@ fn sentinels_are_watched_in_every_runtime() {
         free(retry_transient(|| lock.lock()).await).await;
     });
     drop(ending);
-    while is_watched() {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    // In a runtime that the client does not use.
+    runtime().block_on(until("that watch has ended", async || !is_watched()));
     other.block_on(async {
         free(retry_transient(|| lock.lock()).await).await;
         until("it is watched again", async || is_watched()).await;

@@ -222,28 +222,17 @@ pub(in super::super) fn renew(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tokio::time::Instant;
 
-    use super::super::super::{Read, Write};
+    use super::super::super::sides;
     use super::*;
     use crate::step::differential::hold_with;
 
-    /// However many readers release, and in whatever order, a writer that sleeps until the end of which it was told sleeps at
-    /// most a second longer than the last reader has its lease. That one is dead: it never releases.
+    /// A writer sleeps until the end of which it was told. Readers release in either order. The last one is dead, and never does:
+    /// the writer sleeps for less than a second longer than that one has its lease.
     #[test]
     fn writer_sleeps_at_most_a_second_longer_than_the_readers_have_their_leases() {
-        let keys = Arc::new(ReadWriteKeys::new("", "name"));
-        let read = Read {
-            keys: keys.clone(),
-            prefers_writers: false,
-            required: None,
-        };
-        let write = Write {
-            keys,
-            blocks_readers_for: None,
-        };
+        let (read, write) = sides("", "name");
         let reader = |n: u64| hold_with(n.to_string(), read.clone());
         let writer = hold_with(writer_field("writer"), write);
         for apart in [300, 900, 999, 1000, 1001] {
