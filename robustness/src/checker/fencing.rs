@@ -7,7 +7,8 @@
 //! 3. If an owner's new guard has the token of an earlier one, and the owner released a guard in between, the rule is
 //!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
 //! 4. Where tokens follow the clock, lost data explains no violation ([`Rule::ClockTokens`]), unless the clock was set back
-//!    further than the time between the two acquisitions, and not forward again.
+//!    further than the time between the two acquisitions, and not forward again. The token of an adopter is as old as its
+//!    hold: after a loss, the other token may be that of a later hold beside it.
 //! 5. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
 
 use super::violation::{Rule, Violation};
@@ -83,6 +84,12 @@ fn continues_hold(sections: &[&Section], one: &Section, other: &Section) -> bool
     is_maker || is_reentry || continues_hold(sections, maker, other)
 }
 
+/// Returns the section that got the token of another one: the first of its hold, which tickets pass on.
+fn first_of_hold<'a>(sections: &[&'a Section], one: &'a Section) -> &'a Section {
+    let maker = sections.iter().find(|maker| one.adopts(maker));
+    maker.map_or(one, |maker| first_of_hold(sections, maker))
+}
+
 /// Returns whether the clock explains that the token of `one` is not greater than that of `other`, which was acquired before.
 fn was_set_back(history: &History, one: &Section, other: &Section) -> bool {
     let acquired = other.acquired.unwrap_or(other.requested);
@@ -115,9 +122,10 @@ fn token_violation(
         .iter()
         .filter(|first| first.acquired <= other.acquired && first.token >= one.token);
     let is_explained = until_other.any(|first| was_set_back(history, one, first));
+    let is_older = other.acquired < Some(first_of_hold(sections, one).requested);
     let rule = match one.same_owner(other) && is_released && one.token == other.token {
         true => Rule::SameToken,
-        false if follows_clock(name) && !is_explained => Rule::ClockTokens,
+        false if follows_clock(name) && is_older && !is_explained => Rule::ClockTokens,
         false => Rule::Tokens,
     };
     let token = |section: &Section| section.token.unwrap_or_default();
@@ -261,6 +269,27 @@ mod tests {
         assert!(explains(0, 4) && !explains(-1, 4));
         // The first one was not that of the second.
         assert!(!explains(0, 2));
+    }
+
+    /// A lost release or acquisition lets a ticket and a later hold exist beside each other.
+    #[test]
+    fn lost_data_explains_an_older_token_of_the_clock_for_an_adopter() {
+        let mut one = with_tokens(&[4, 5, 4]);
+        for section in &mut one.sections {
+            section.request.name = "fenced:0".into();
+        }
+        one.sections[0] = becomes_ticket(one.sections[0].clone(), "one", 3000);
+        one.sections[2] = adopts("one", one.sections[2].clone());
+        let rules = |one: &History| -> Vec<Rule> {
+            check(one, &[]).iter().map(|found| found.rule).collect()
+        };
+        assert_eq!(rules(&one), [Rule::Tokens]);
+        let first = one.sections[0].requested;
+        one.sections[1].requested = first - 1;
+        one.sections[1].acquired = Some(first);
+        assert_eq!(rules(&one), [Rule::Tokens]);
+        one.sections[1].acquired = Some(first - 1);
+        assert!(rules(&one).contains(&Rule::ClockTokens));
     }
 
     #[test]

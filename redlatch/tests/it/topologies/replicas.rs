@@ -477,7 +477,7 @@ async fn server_without_wait_or_role_confirms_nothing() {
         let rule = ["ACL", "SETUSER", user, "on", ">pw", "~*", "&*", "+@all"];
         let _: String = all.master.command(&[&rule[..], &[command]].concat());
         let settings = |sync| {
-            let settings = long_timeout().replica_sync(sync);
+            let settings = patient(Client::builder()).replica_sync(sync);
             settings.username(user).password("pw")
         };
         let client = all.client(settings(ReplicaSync::All)).await;
