@@ -84,7 +84,7 @@ impl Period {
     }
 
     /// Returns the period that begins with a grant until `end`. If the attempt was a re-entry, the request to release
-    /// what its owner had before still counts.
+    /// what its owner had before still counts, and so does the minimum time.
     pub(super) fn granted(&self, end: Instant, now: Instant) -> Period {
         let id = PeriodId::next();
         Period {
@@ -95,6 +95,7 @@ impl Period {
             longest: end.saturating_duration_since(now),
             is_asked: self.is_asked,
             revoked_at: self.revoked_at,
+            retained_until: self.retained_until,
             ..Period::none(now)
         }
     }

@@ -1042,6 +1042,23 @@ async fn settling_keeps_its_permit_unless_it_waits_for_the_turn() {
     }
 }
 
+/// The other guard, which has a minimum time, is dropped before the second one is granted.
+#[tokio::test(start_paused = true)]
+async fn minimum_time_counts_for_a_guard_that_was_requested_before_it_began_to_count() {
+    let (store, [client, other]) = clients();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    let begun = Instant::now();
+    let guard = lock.lock().owner(me).at_least(60 * SECOND).await.unwrap();
+    store.delay_answers([SECOND]);
+    let again = tokio::spawn(lock.lock().owner(me).into_future());
+    run_others().await;
+    drop(guard);
+    again.await.unwrap().unwrap().unlock().await.unwrap();
+    client.flush().await;
+    drop(other.lock("a").lock().await.unwrap());
+    assert!(begun.elapsed() >= 60 * SECOND);
+}
+
 /// The first execution put it into the queue. Before it is repeated, the key gets another kind.
 #[tokio::test(start_paused = true)]
 async fn waiter_whose_repetition_fails_leaves_the_queue() {

@@ -391,6 +391,10 @@ impl Drop for InFlight {
             hold.watchdog_state(|state| state.renewing = false);
             self.core.watch(schedule, hold, now);
         }
+        // The task may be another one than that which began the batch: the runtime of that one has ended.
+        if schedule.wakes_too_late() {
+            self.core.wake_sooner.notify_one();
+        }
     }
 }
 

@@ -472,6 +472,22 @@ fn watchdog_continues_in_a_living_runtime() {
     }
 }
 
+/// The task of another runtime had begun it, and the next one waits already for the end of the lease.
+#[tokio::test(start_paused = true)]
+async fn batch_that_outlives_its_task_wakes_the_next_one() {
+    let (watchdog, one) = (watchdog(), Watched::renewed());
+    schedule(&watchdog, std::slice::from_ref(&one));
+    tokio::time::advance(15 * SECOND).await;
+    let in_flight = batches(&watchdog);
+    assert_eq!(in_flight.len(), 1);
+    let core = &watchdog.core;
+    core.start_task(&mut core.state.lock(), None);
+    tokio::task::yield_now().await;
+    drop(in_flight);
+    sleep(SECOND).await;
+    assert_eq!(one.steps().len(), 1);
+}
+
 #[test]
 fn reply_for_wrong_number_of_holds_is_refused() {
     let (one, other) = (Watched::renewed(), Watched::renewed());

@@ -506,7 +506,7 @@ impl<'a> FairQueue<'a> {
 
     /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has freed the
     /// object for the head, it is granted if possible. Returns the head if it did not receive the message.
-    pub(super) fn wake_next(&mut self, freed: bool) -> Result<Option<String>> {
+    pub(crate) fn wake_next(&mut self, freed: bool) -> Result<Option<String>> {
         let (Some(head), _) = self.drop_timed_out(None)? else {
             self.wake_unqueued();
             return Ok(None);

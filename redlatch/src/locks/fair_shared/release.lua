@@ -36,8 +36,11 @@ if keep ~= '0' then
     end
     return is_held
 end
-if is_held == 1 then
-    remove_hold(field)
+if is_held == 0 then
+    -- A waiter has given up. That does not prolong the turn of a dead head.
+    wake_next(ARGV[2], true)
+    return 0
 end
+remove_hold(field)
 wake_after_release(ARGV[2], left, tonumber(ARGV[5]))
-return is_held
+return 1

@@ -113,14 +113,16 @@ pub(super) fn release<'a>(
                 }
             }
             let is_held = held?.iter().any(|it| it.field == field);
-            if keep > 0 {
-                if is_held {
-                    holders::set(keyspace, object, total, (field, keep), lease)?;
+            match (keep, is_held) {
+                // A waiter has given up. That does not prolong the turn of a dead head.
+                (0, false) => queue.wake_next(true).map(drop)?,
+                (0, true) => {
+                    holders::remove(queue.keyspace(), object, field)?;
+                    queue.wake_after_release(left, grace)?;
                 }
-                return Ok(is_held);
+                (_, true) => holders::set(keyspace, object, total, (field, keep), lease)?,
+                (_, false) => {}
             }
-            holders::remove(queue.keyspace(), object, field)?;
-            queue.wake_after_release(left, grace)?;
             Ok(is_held)
         },
     )
@@ -304,5 +306,44 @@ mod tests {
             assert_eq!(request(&reader("three"), Duration::from_secs(6)), kept);
             assert_eq!(request(&reader("three"), grace), Outcome::ACQUIRED);
         }
+    }
+
+    /// The object is free for a waiter that has died. Each 20 ms another one joins behind it, and the first of ten gives up.
+    #[test]
+    fn waiters_that_give_up_do_not_prolong_the_turn_of_a_dead_head() {
+        let (_, write) = sides("", "name");
+        let mut keyspace = Keyspace::new(Instant::now());
+        let waiter = |number: u32| hold_with(writer_field(&number.to_string()), write.clone());
+        let request = |keyspace: &mut Keyspace, hold: &Hold| {
+            let params = AcquireParams {
+                waits: true,
+                ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+            };
+            hold.kind.acquire(params).apply(keyspace).unwrap()
+        };
+        let release = |keyspace: &mut Keyspace, hold: &Hold| {
+            let (keep, lease) = (0, None);
+            let params = ReleaseParams { hold, keep, lease };
+            hold.kind.release(params).apply(keyspace).unwrap()
+        };
+        let (holder, dead) = (waiter(0), waiter(1));
+        assert_eq!(request(&mut keyspace, &holder), Outcome::ACQUIRED);
+        assert!(matches!(request(&mut keyspace, &dead), Outcome::Wait(_)));
+        assert!(release(&mut keyspace, &holder));
+        let step = Duration::from_millis(20);
+        let grace = FairTimes::default().grace_period;
+        let steps = u32::try_from(grace.as_millis() / step.as_millis()).unwrap() + 1;
+        let acquired = (2..2 + steps).find(|&number| {
+            keyspace.now += step;
+            let joins = waiter(number);
+            keyspace.set_subscriber_count(joins.waiter_channel.as_deref().unwrap(), 1);
+            request(&mut keyspace, &joins);
+            if number > 11 {
+                assert!(!release(&mut keyspace, &waiter(number - 10)));
+            }
+            let first = waiter(number.saturating_sub(9).max(2));
+            request(&mut keyspace, &first) == Outcome::ACQUIRED
+        });
+        assert!(acquired.is_some());
     }
 }

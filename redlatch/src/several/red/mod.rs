@@ -8,6 +8,7 @@ mod round;
 
 use std::fmt::Write as _;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -293,7 +294,7 @@ impl AcquireOnce for RedLock {
                     majority: majority.clone(),
                     ends: lease.map(|_| Instant::now() + majority.valid_for()),
                 };
-                requests.start(first);
+                Arc::new(requests).start(first.background.clone(), None);
                 Ok(Some(HeldMajority(majority)))
             }
             // `failure` is set if so many members failed in the last round that the others could

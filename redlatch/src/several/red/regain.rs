@@ -23,17 +23,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Id;
 use tokio::time::Instant;
 
 use super::held::{Majority, MemberStatus};
 use super::round::request_member;
 use super::{answer_within, quorum};
-use crate::background::Counted;
+use crate::background::{Background, Counted};
 use crate::backoff::Backoff;
 use crate::join::join_all;
 use crate::lease::Lease;
 use crate::runtime::sleep_until;
-use crate::session::Session;
 use crate::several::{Member, any_lost};
 
 /// Decides which members are requested again, without a clock.
@@ -105,12 +105,15 @@ pub(super) struct MemberRequests {
 }
 
 impl MemberRequests {
-    /// Requests missing members in the background for as long as the lock is held.
-    pub(super) fn start(self, first: &Session) {
-        first.background.spawn_task(self.run());
+    /// Requests missing members in the background for as long as the lock is held: if the runtime ends, in another one that the
+    /// client has used.
+    pub(super) fn start(self: Arc<MemberRequests>, background: Background, ended: Option<Id>) {
+        let (again, next) = (self.clone(), background.clone());
+        let restart = move |ended| again.start(next, Some(ended));
+        background.start(ended, async move { self.run().await }, restart);
     }
 
-    async fn run(self) {
+    async fn run(&self) {
         let majority = &self.majority;
         let mut regain = Regain::default();
         tokio::select! {

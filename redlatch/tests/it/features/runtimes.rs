@@ -271,6 +271,27 @@ fn guard_dropped_on_a_thread_is_released_in_a_living_runtime() {
     assert!(!living.block_on(client.lock("a").is_locked()).unwrap());
 }
 
+/// The runtime that acquired it ends. A lost member is acquired again in another one.
+#[test]
+fn red_lock_regains_members_in_a_living_runtime() {
+    let (living, ending) = (threaded_runtime(), threaded_runtime());
+    let clients = [(); 3].map(|()| Client::embedded());
+    let members = clients.each_ref().map(|client| client.lock("a"));
+    let lock = RedLock::new(&members);
+    let guard = ending.block_on(held(&lock));
+    living.block_on(async {
+        for member in &members {
+            assert!(member.is_locked().await.unwrap());
+        }
+    });
+    drop(ending);
+    living.block_on(async {
+        assert!(members[1].force_unlock().await.unwrap());
+        until("it is acquired again", async || guard.held_members() == 3).await;
+        free(guard).await;
+    });
+}
+
 /// Nothing panics in a runtime without timers, regardless of where the client was created.
 #[test]
 fn runtime_without_timers_causes_error() {
