@@ -228,9 +228,15 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Records which server process a new connection leads to.
+    /// Records which server process a new connection leads to. Without a tracker, its sibling that has one does that: nothing
+    /// else may connect that one soon, and until then the holds that the process may not have are not checked.
     async fn record_run_id(&self, live: LiveConnection) {
         let Some(run_id_tracker) = &self.run_id_tracker else {
+            for sibling in self.siblings() {
+                if sibling.run_id_tracker.is_some() {
+                    let _ = Box::pin(sibling.get_or_connect()).await;
+                }
+            }
             return;
         };
         let current = match &self.target {
@@ -515,26 +521,32 @@ impl ReconnectingConnection {
         answer: &Result<(), ExchangeError>,
     ) {
         use ExchangeError::{Busy, NotExecuted, Unanswered};
-        // Refused here, so there is nothing to end, and nothing to restore on later connections. A
-        // failure that passes changes nothing: others may have subscribed before, and what is
-        // recorded ends with its last waiter.
-        if !matches!(
-            answer,
-            Ok(()) | Err(Unanswered(_) | NotExecuted(_) | Busy(_))
-        ) {
-            self.channels.lock().remove(channel);
+        let Err(failure) = answer else { return };
+        // A failure that passes changes nothing: others may have subscribed before, and what is recorded ends with its last
+        // waiter.
+        let passes = matches!(failure, Unanswered(_) | NotExecuted(_) | Busy(_));
+        if passes || self.end_without_login(live, failure) {
+            return;
         }
-        if let Err(failure) = answer {
-            self.end_without_login(live, failure);
+        // Refused here, so there is nothing to end, and nothing to restore on later connections. If that is for good, others that
+        // have subscribed before ask again, and learn why.
+        if self.channels.lock().remove(channel) && failure.is_permanent() {
+            self.subscriber.on_unsubscribed(channel);
         }
     }
 
     /// Ends this connection if the failure says that its login has ended: the next one logs in again. It leads to the same
     /// server, so a step that waits on this one behind a new login must not be executed after its release on the next one.
-    pub(super) fn end_without_login(&self, live: &LiveConnection, failure: &ExchangeError) {
-        if let ExchangeError::Permanent(Error::AuthenticationFailed { .. }) = failure {
+    /// Returns whether the failure says that.
+    pub(super) fn end_without_login(&self, live: &LiveConnection, failure: &ExchangeError) -> bool {
+        let has_ended = matches!(
+            failure,
+            ExchangeError::Permanent(Error::AuthenticationFailed { .. })
+        );
+        if has_ended {
             self.discard(live);
         }
+        has_ended
     }
 
     /// Ends the subscription of a channel, if there may be one, here and on the current connection.
@@ -751,7 +763,7 @@ impl ReconnectingConnection {
         live.as_ref().map(|established| established.live.clone())
     }
 
-    fn is_live(&self, generation: Generation) -> bool {
+    pub(super) fn is_live(&self, generation: Generation) -> bool {
         let live = self.live.lock();
         live.as_ref().is_some_and(|live| live.is(generation))
     }
@@ -883,10 +895,16 @@ impl LiveConnection {
         }
     }
 
-    /// Asks the server something before a step is sent. The answer may be an error reply.
+    /// Asks the server something before a step is sent. The answer may be an error reply, but none that passes: a server
+    /// that loads its data or runs a long script says nothing about itself.
     async fn ask(&self, words: &[&str]) -> Result<ScriptReply, ExchangeError> {
         let answer = self.reply(self.wire.send(&Cmd::of(words))).await;
-        answer.map_err(ExchangeError::before_the_step)
+        match answer.map_err(ExchangeError::before_the_step)? {
+            ScriptReply::Error(error) if !ExchangeError::from_reply(&error, "").is_permanent() => {
+                Err(ExchangeError::not_executed(error.to_string()))
+            }
+            answer => Ok(answer),
+        }
     }
 
     /// Waits for an answer that is an error, or needs no closer look.
@@ -1252,25 +1270,113 @@ mod tests {
     async fn waiter_learns_that_its_subscription_is_refused_later() {
         let server = Server::start();
         let command = ["SUBSCRIBE", "redisson_lock__channel:{refused}"];
-        let proxy = RefusingProxy::start(&server, &command, "").await;
-        proxy.refuse(None);
         let holder = Client::connect(&server.url()).await.unwrap();
         let request = holder
             .lock("refused")
             .lock()
             .lease(Duration::from_secs(600));
         let _held = request.await.unwrap();
-        let client = proxy.client().await;
-        let (lock, pubsub) = (client.lock("refused"), pubsub_of(&client));
-        let waiting = tokio::spawn(async move { lock.lock().await.map(|_| ()) });
-        until_subscribed_to(&server, command[1], 1).await;
-        proxy.refuse(Some("NOPERM no permissions to access a channel"));
-        let live = pubsub.get_or_connect().await.unwrap();
-        pubsub.discard(&live);
+        for reconnects in [true, false] {
+            let proxy = RefusingProxy::start(&server, &command, "").await;
+            proxy.refuse(None);
+            let client = proxy.client().await;
+            let (lock, pubsub) = (client.lock("refused"), pubsub_of(&client));
+            let waiting = tokio::spawn(async move { lock.lock().await.map(|_| ()) });
+            until_subscribed_to(&server, command[1], 1).await;
+            proxy.refuse(Some("NOPERM no permissions to access a channel"));
+            let live = pubsub.get_or_connect().await.unwrap();
+            match reconnects {
+                true => pubsub.discard(&live),
+                // By another request that subscribes.
+                false => drop(pubsub.connect_and_subscribe(command[1]).await.unwrap_err()),
+            }
+            let limit = Duration::from_secs(30);
+            let refused = tokio::time::timeout(limit, waiting).await.unwrap();
+            let refused = refused.unwrap().unwrap_err();
+            assert!(matches!(refused, Error::NotPermitted { .. }), "{refused:?}");
+        }
+    }
+
+    /// The login ends. One request that subscribes learns of it, and the subscription of another one is restored.
+    #[tokio::test]
+    async fn subscription_is_restored_after_one_that_had_no_login() {
+        let server = Server::start();
+        let proxy = RefusingProxy::start(&server, &["SUBSCRIBE", "c"], "").await;
+        proxy.refuse(None);
+        let pubsub = pubsub_of(&proxy.client().await);
+        pubsub.subscribe_on_reconnect("c");
+        pubsub.connect_and_subscribe("c").await.unwrap();
+        proxy.refuse(Some("NOAUTH Authentication required."));
+        pubsub.connect_and_subscribe("c").await.unwrap_err();
+        until_subscribed(&server, 0).await;
+        proxy.refuse(None);
+        pubsub.get_or_connect().await.unwrap();
+        until_subscribed(&server, 1).await;
+    }
+
+    /// Behind one name, a server that is busy may be a replica, or another one.
+    #[tokio::test]
+    async fn server_that_does_not_tell_its_role_or_run_id_yet_is_not_used() {
+        let server = Server::start();
+        for (error, is_used) in [
+            ("BUSY Redis is busy running a script.", false),
+            ("LOADING Redis is loading the dataset in memory", false),
+            ("NOPERM this user has no permissions", true),
+            ("ERR unknown command", true),
+        ] {
+            for command in [&["ROLE"][..], &["INFO", "server"]] {
+                let proxy = RefusingProxy::start(&server, command, error).await;
+                proxy.refuse(None);
+                let pubsub = pubsub_of(&proxy.client().await);
+                let address = Address::Tcp(Endpoint::new("127.0.0.1", proxy.port));
+                proxy.refuse(Some(error));
+                let connection = ReconnectingConnection::new(
+                    pubsub.config.clone(),
+                    Target::Replicated(address),
+                    pubsub.subscriber.clone(),
+                    SubscriptionMode::Unrestored,
+                    Arc::default(),
+                    None,
+                );
+                let connected = connection.get_or_connect().await;
+                assert_eq!(connected.is_ok(), is_used, "{error}: {:?}", connected.err());
+                assert!(proxy.refused() > 0);
+            }
+        }
+    }
+
+    /// The answer to an acquisition comes when the client uses another connection, which may lead to another server.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn master_that_was_left_confirms_nothing() {
+        let (server, replica) = (Server::start(), Server::start());
+        let port = server.port().to_string();
+        let _: String = server.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+        let _: String = replica.command(&["REPLICAOF", "127.0.0.1", &port]);
         let limit = Duration::from_secs(30);
-        let refused = tokio::time::timeout(limit, waiting).await.unwrap();
-        let refused = refused.unwrap().unwrap_err();
-        assert!(matches!(refused, Error::NotPermitted { .. }), "{refused:?}");
+        let settings = Client::builder()
+            .replica_sync(ReplicaSync::AtLeast(1))
+            .replica_timeout(limit)
+            .response_timeout(limit);
+        let client = settings.connect(&server.url()).await.unwrap();
+        let attempts = pubsub_of(&client);
+        let live = attempts.get_or_connect().await.unwrap();
+        // The server knows the script from now on.
+        drop(client.lock("first").lock().await.unwrap());
+        client.flush().await;
+        let before = server.calls("evalsha:");
+        server.freeze();
+        let lock = client.lock("left");
+        let acquiring = tokio::spawn(async move { lock.try_lock().await });
+        while live.wire.is_idle() {
+            tokio::task::yield_now().await;
+        }
+        assert!(attempts.leave(&live));
+        server.thaw();
+        let refused = acquiring.await.unwrap().unwrap_err();
+        assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
+        assert!(server.calls("evalsha:") > before, "it was executed");
+        client.flush().await;
+        assert!(!client.lock("left").is_locked().await.unwrap());
     }
 
     /// Else each would leave a subscription to end, and that command needs no room.

@@ -198,10 +198,14 @@ impl WaitSender {
                 .replica_timeout
                 .saturating_add(settings.response_timeout);
             let waiting = self.replicas.await_replicas(&live);
-            let outcome = timeout(limit, waiting).await.unwrap_or_else(|_| {
+            let mut outcome = timeout(limit, waiting).await.unwrap_or_else(|_| {
                 let reason = format!("no answer within {limit:?}");
                 Err(ExchangeError::Unanswered(reason.into()))
             });
+            // The client has left this master, and checked what it held there: this came too late for that.
+            if outcome.is_ok() && !connection.is_live(live.generation) {
+                outcome = Err(connection_ended());
+            }
             // An attempt for a held lock writes nothing, so a replica does not refuse it. Its
             // waiter must not go on listening there.
             if let Err(ExchangeError::NotMaster(_)) = &outcome {

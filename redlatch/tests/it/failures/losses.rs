@@ -179,6 +179,20 @@ async fn restart_without_data_reports_all_losses_together() {
     within_limit("the permit", permit.lost()).await;
 }
 
+/// Attempts have a connection of their own, and nothing but an attempt connects again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempt_at_a_restarted_server_reveals_losses_where_replicas_are_awaited() {
+    let mut server = Server::start();
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(0));
+    let settings = settings.client_tracking(false).registry(false);
+    let client = connect(settings, &server.url()).await;
+    let guard = client.lock("held").lock().lease(ENDLESS).await.unwrap();
+    server.restart();
+    let other = retry_transient(|| client.lock("other").try_lock()).await;
+    within_limit("it learns of its loss", guard.lost()).await;
+    drop(other);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_flushall_one_loss_reveals_all_others() {
     let server = Server::start();

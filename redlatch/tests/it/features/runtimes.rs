@@ -275,21 +275,29 @@ fn guard_dropped_on_a_thread_is_released_in_a_living_runtime() {
 #[test]
 fn red_lock_regains_members_in_a_living_runtime() {
     let (living, ending) = (threaded_runtime(), threaded_runtime());
-    let clients = [(); 3].map(|()| Client::embedded());
+    let stores = [(); 3].map(|()| redlatch::Embedded::new());
+    let clients = stores.map(|store| renewing().connect_embedded(&store).unwrap());
     let members = clients.each_ref().map(|client| client.lock("a"));
     let lock = RedLock::new(&members);
     let guard = ending.block_on(held(&lock));
-    living.block_on(async {
+    let regains = async || {
+        assert!(members[1].force_unlock().await.unwrap());
         for member in &members {
-            assert!(member.is_locked().await.unwrap());
+            until("it is held again", async || {
+                member.is_held_by(guard.owner()).await.unwrap() && guard.held_members() == 3
+            })
+            .await;
+        }
+    };
+    ending.block_on(regains());
+    living.block_on(async {
+        for client in &clients {
+            free(held(&client.lock("used")).await).await;
         }
     });
     drop(ending);
-    living.block_on(async {
-        assert!(members[1].force_unlock().await.unwrap());
-        until("it is acquired again", async || guard.held_members() == 3).await;
-        free(guard).await;
-    });
+    living.block_on(regains());
+    living.block_on(free(guard));
 }
 
 /// Nothing panics in a runtime without timers, regardless of where the client was created.
