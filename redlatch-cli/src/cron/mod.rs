@@ -12,7 +12,7 @@ mod crontab;
 use std::collections::{HashMap, HashSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use redlatch::Client;
 use rustix::process::{Signal, WaitOptions};
@@ -122,11 +122,19 @@ async fn next_request(signals: &mut Signals) -> Request {
     }
 }
 
+/// A job that is scheduled until this is dropped.
+struct Job {
+    line: Line,
+    /// Since when it has had the schedule of its line.
+    since: SystemTime,
+    stop: oneshot::Sender<()>,
+}
+
 /// The jobs that are scheduled.
 struct Running<'a> {
     client: Client,
     cron: &'a Cron,
-    jobs: HashMap<String, (Line, oneshot::Sender<()>)>,
+    jobs: HashMap<String, Job>,
     /// Each with its name, and the pause after which it was started.
     schedulers: JoinSet<(String, Duration, redlatch::Result<()>)>,
     commands: Commands,
@@ -148,16 +156,19 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Schedules these jobs instead of those from before. What has not changed goes on.
+    /// Schedules these jobs instead of those from before. What has not changed goes on. A job whose
+    /// schedule has not changed takes over the firing that waits.
     fn replace(&mut self, lines: Vec<Line>) {
         let mut former = std::mem::take(&mut self.jobs);
         for line in lines {
             let name = line.name.clone();
-            let same = former.remove(&name).filter(|(former, _)| *former == line);
-            let job = same.unwrap_or_else(|| {
-                let stop = self.start(line.clone(), Duration::ZERO);
-                (line, stop)
-            });
+            let job = match former.remove(&name) {
+                Some(former) if former.line == line => former,
+                Some(former) if former.line.cron == line.cron => {
+                    self.start(line, former.since, Duration::ZERO)
+                }
+                _ => self.start(line, SystemTime::now(), Duration::ZERO),
+            };
             self.jobs.insert(name, job);
         }
         let count = text::counted(self.jobs.len(), "job");
@@ -165,13 +176,12 @@ impl<'a> Running<'a> {
     }
 
     /// Schedules a job after a pause.
-    fn start(&mut self, line: Line, after: Duration) -> oneshot::Sender<()> {
+    fn start(&mut self, line: Line, since: SystemTime, after: Duration) -> Job {
         let (stop, stopped) = oneshot::channel();
-        let (name, job) = (line.name.clone(), line.scheduled(&self.client));
-        let line = Arc::new(line);
-        let commands = self.commands.clone();
+        let (name, job) = (line.name.clone(), line.scheduled(&self.client).since(since));
+        let (shared, commands) = (Arc::new(line.clone()), self.commands.clone());
         self.schedulers.spawn(async move {
-            let work = |run| cmd::run(line.clone(), run, commands.clone());
+            let work = |run| cmd::run(shared.clone(), run, commands.clone());
             let mut stopped = pin!(async {
                 // Dropped: that ends the job, too.
                 let _ = stopped.await;
@@ -184,7 +194,7 @@ impl<'a> Running<'a> {
             let ended = job.run_until(stopped, work).await;
             (name, after, ended)
         });
-        stop
+        Job { line, since, stop }
     }
 
     /// Runs the jobs until a signal, or at the start a job that the store refuses. Then begins no further
@@ -234,8 +244,8 @@ impl<'a> Running<'a> {
     /// The store has refused a job that was started after this pause. Tries it again if the reason may
     /// pass, such as its login.
     fn refused(&mut self, name: String, after: Duration, code: u8, message: &str) {
-        let line = match self.jobs.get(&name) {
-            Some((line, stop)) if stop.is_closed() => line.clone(),
+        let (line, since) = match self.jobs.get(&name) {
+            Some(job) if job.stop.is_closed() => (job.line.clone(), job.since),
             // Another one has taken its place.
             _ => return,
         };
@@ -248,7 +258,38 @@ impl<'a> Running<'a> {
             let pause = duration::short(RETRY_PAUSE);
             stderr!("{message}; it is tried again every {pause}");
         }
-        let stop = self.start(line.clone(), RETRY_PAUSE);
-        self.jobs.insert(name, (line, stop));
+        let job = self.start(line, since, RETRY_PAUSE);
+        self.jobs.insert(name, job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the settings of the command only the file is used.
+    fn cron() -> Cron {
+        Cron {
+            check: false,
+            watchdog: None,
+            kill_after: Duration::ZERO,
+            file: "crontab".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn changed_job_takes_over_what_waits_if_its_schedule_is_the_same() {
+        let cron = cron();
+        let mut running = Running::new(Client::embedded(), &cron, Vec::new());
+        let mut since = |line: &str| {
+            running.replace(crontab::parse(line).unwrap());
+            running.jobs["a"].since
+        };
+        let first = since("@yearly a true");
+        assert_eq!(since("@yearly a [timeout=1h] true"), first);
+        assert_eq!(since("@yearly a [timeout=1h] false"), first);
+        let changed = since("@monthly a [timeout=1h] false");
+        assert_ne!(changed, first);
+        assert_eq!(since("@monthly a true"), changed);
     }
 }
