@@ -14,6 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::{LocalBoxFuture, OptionFuture};
 use redlatch::Client;
 use rustix::process::{Signal, WaitOptions};
 use tokio::sync::{oneshot, watch};
@@ -39,7 +40,6 @@ const RETRY_PAUSE: Duration = Duration::from_secs(5);
 pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
     STDOUT.write_in_background();
-    let mut jobs = read(cron).await?;
     let mut settings = Client::builder().label("redlatch cron");
     if let Some(watchdog) = cron.watchdog {
         settings = settings.watchdog_lease(watchdog);
@@ -49,6 +49,11 @@ pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Fail
         .clone()
         .connect_embedded(&redlatch::Embedded::new())?;
     if cron.check {
+        let jobs = tokio::select! {
+            biased;
+            code = signals.next_end() => return Ok(code),
+            jobs = read(cron) => jobs?,
+        };
         note!(
             "{}: {}",
             cron.file.display(),
@@ -56,21 +61,27 @@ pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Fail
         );
         return Ok(exit::OK);
     }
+    let blocked = signals.blocked();
+    let mut requests = Requests::new(signals, cron);
+    let mut jobs = match requests.next().await {
+        Request::Schedule(jobs) => jobs?,
+        Request::End => return Ok(exit::OK),
+    };
     let limits = WaitLimits::new(None, None);
     let mut connecting = pin!(store::connect_within(store_args, settings, &limits));
     let client = loop {
         tokio::select! {
             biased;
-            request = next_request(&mut signals) => match request {
-                Request::Reload => jobs = read_again(cron).await.unwrap_or(jobs),
+            request = requests.next() => match request {
+                Request::Schedule(read) => jobs = valid(read).unwrap_or(jobs),
                 Request::End => return Ok(exit::OK),
             },
             client = &mut connecting => break client?,
         }
     };
-    let mut running = Running::new(client, cron, signals.blocked());
+    let mut running = Running::new(client, cron, blocked);
     running.replace(jobs);
-    let ended = running.until_ended(&mut signals).await;
+    let ended = running.until_ended(&mut requests).await;
     store::flush(&running.client).await;
     ended
 }
@@ -92,31 +103,59 @@ async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
     })
 }
 
-/// Reads the file once more. Returns `None` if it is wrong.
-async fn read_again(cron: &Cron) -> Option<Vec<Line>> {
-    let jobs = read(cron).await;
+/// Returns what was read once more, unless it is wrong.
+fn valid(jobs: Result<Vec<Line>, Failure>) -> Option<Vec<Line>> {
     jobs.inspect_err(|failure| stderr!("{}; the jobs stay as they were", failure.message))
         .ok()
 }
 
 /// What a signal asks for.
 enum Request {
-    Reload,
+    /// These jobs are in the file.
+    Schedule(Result<Vec<Line>, Failure>),
     End,
 }
 
-/// Waits for the next request. Meanwhile reaps processes that have ended: as process 1 of a container,
-/// this process adopts what commands leave behind. Cancel safe.
-async fn next_request(signals: &mut Signals) -> Request {
-    loop {
-        match signals.next().await {
-            Caught::End(Signal::HUP) => return Request::Reload,
-            Caught::Other(Signal::WINCH) => {}
-            Caught::End(_) | Caught::Other(_) => return Request::End,
-            // A stopped process renews no lock.
-            Caught::Stop => discard_stop(),
-            Caught::Child => {
-                while let Ok(Some(_)) = own_processes::wait_for_any(WaitOptions::NOHANG) {}
+/// Signals, and the file that is read at the start and after each SIGHUP. If that takes long, signals
+/// are received meanwhile: the file may be a pipe, or on a file system that does not answer.
+struct Requests<'a> {
+    signals: Signals,
+    cron: &'a Cron,
+    reading: Option<LocalBoxFuture<'a, Result<Vec<Line>, Failure>>>,
+}
+
+impl<'a> Requests<'a> {
+    fn new(signals: Signals, cron: &'a Cron) -> Requests<'a> {
+        Requests {
+            signals,
+            cron,
+            reading: Some(Box::pin(read(cron))),
+        }
+    }
+
+    /// Waits for the next request. Meanwhile reaps processes that have ended: as process 1 of a
+    /// container, this process adopts what commands leave behind. Cancel safe.
+    async fn next(&mut self) -> Request {
+        loop {
+            tokio::select! {
+                biased;
+                caught = self.signals.next() => match caught {
+                    Caught::End(Signal::HUP) => self.reading = Some(Box::pin(read(self.cron))),
+                    Caught::Other(Signal::WINCH) => {}
+                    Caught::End(_) | Caught::Other(_) => {
+                        self.reading = None;
+                        return Request::End;
+                    }
+                    // A stopped process renews no lock.
+                    Caught::Stop => discard_stop(),
+                    Caught::Child => {
+                        while let Ok(Some(_)) = own_processes::wait_for_any(WaitOptions::NOHANG) {}
+                    }
+                },
+                Some(jobs) = OptionFuture::from(self.reading.as_mut()) => {
+                    self.reading = None;
+                    return Request::Schedule(jobs);
+                }
             }
         }
     }
@@ -199,16 +238,16 @@ impl<'a> Running<'a> {
 
     /// Runs the jobs until a signal, or at the start a job that the store refuses. Then begins no further
     /// run, and waits for those that last. Another signal ends them.
-    async fn until_ended(&mut self, signals: &mut Signals) -> Result<u8, Failure> {
+    async fn until_ended(&mut self, requests: &mut Requests<'_>) -> Result<u8, Failure> {
         let (mut has_reloaded, mut ending, mut ended) = (false, false, Ok(exit::OK));
         while !ending || !self.schedulers.is_empty() {
             tokio::select! {
                 biased;
-                request = next_request(signals) => match request {
+                request = requests.next() => match request {
                     Request::End if ending => drop(self.commands.ends.send_replace(true)),
                     Request::End => ending = true,
-                    Request::Reload if ending => {}
-                    Request::Reload => if let Some(jobs) = read_again(self.cron).await {
+                    Request::Schedule(_) if ending => {}
+                    Request::Schedule(read) => if let Some(jobs) = valid(read) {
                         has_reloaded = true;
                         self.replace(jobs);
                     },

@@ -413,6 +413,43 @@ fn signals_end_and_reload_also_before_it_is_connected() {
     reloaded.finish().expect(0);
 }
 
+/// The file is a pipe that has no content: at the start, before it is connected, and while a job runs.
+#[test]
+fn signals_are_received_while_the_crontab_is_read() {
+    let (temp_dir, name) = (TempDir::new(), unique("silent"));
+    let silent = temp_dir.path("silent");
+    make_silent(&silent);
+    for (args, code) in [
+        (vec!["cron", &silent], 0),
+        (vec!["cron", "--check", &silent], 143),
+    ] {
+        let cron = Running::start(redlatch(shared(), &args));
+        let _writer = until_opened(silent.clone());
+        cron.signal(Signal::TERM);
+        cron.finish().expect(code);
+    }
+    let file = temp_dir.path("crontab");
+    let text = format!("{} {name} echo began; sleep 1; echo end\n", soon(2));
+    let mut down = Server::start();
+    down.kill();
+    for (server, is_up) in [(shared(), true), (&down, false)] {
+        std::fs::write(&file, &text).unwrap();
+        let cron = Running::start(redlatch(server, &["cron", &file]));
+        match is_up {
+            true => drop(cron.until_stdout("began\n")),
+            false => drop(cron.until_stderr("waiting for")),
+        }
+        std::fs::remove_file(&file).unwrap();
+        make_silent(&file);
+        cron.signal(Signal::HUP);
+        let _writer = until_opened(file.clone());
+        cron.signal(Signal::TERM);
+        let stdout = cron.finish().expect(0).stdout;
+        assert!(!is_up || stdout.ends_with(": end\n"), "{stdout}");
+        std::fs::remove_file(&file).unwrap();
+    }
+}
+
 /// Also those of which it makes no use.
 #[test]
 fn each_ending_signal_lets_the_runs_end() {
