@@ -41,6 +41,9 @@ const MAX_LINE: usize = 8192;
 /// it open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
+/// How a run ends when the second signal arrives.
+const SIGNALED: &str = "ended by a signal to redlatch cron";
+
 /// What the commands of all jobs share.
 #[derive(Clone)]
 pub(crate) struct Commands {
@@ -62,16 +65,21 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
     let name = &line.name;
     let of_slot = (line.options.overlap == Overlap::Allow).then_some(run.slot());
     let turn = (name.clone(), of_slot);
-    let mut working = commands.working.subscribe();
-    // It fails only without a sender.
-    let _ = working.wait_for(|working| !working.contains(&turn)).await;
-    detail!("{name}: begins {slot}, attempt {attempt}");
-    let ended = match start(&line, &slot, attempt, turn, &commands) {
-        Ok(process) => {
-            let ends = commands.ends.subscribe();
-            process.until_ended(line.options.timeout, ends).await
+    let (mut working, mut ends) = (commands.working.subscribe(), commands.ends.subscribe());
+    // These fail only without a sender.
+    let has_to_end = tokio::select! {
+        biased;
+        _ = ends.wait_for(|ends| *ends) => true,
+        _ = working.wait_for(|working| !working.contains(&turn)) => false,
+    };
+    let ended = if has_to_end {
+        Ok((Err(SIGNALED.to_owned()), Vec::new()))
+    } else {
+        detail!("{name}: begins {slot}, attempt {attempt}");
+        match start(&line, &slot, attempt, turn, &commands) {
+            Ok(process) => process.until_ended(line.options.timeout, ends).await,
+            Err(error) => Err(error),
         }
-        Err(error) => Err(error),
     };
     let failed = |error| (Err(format!("could not be started: {error}")), Vec::new());
     let (how, output) = ended.unwrap_or_else(failed);
@@ -169,7 +177,7 @@ impl Process {
                     lifeline = None;
                 }
                 _ = ends.wait_for(|ends| *ends), if lifeline.is_some() => {
-                    reason = Some("ended by a signal to redlatch cron".to_owned());
+                    reason = Some(SIGNALED.to_owned());
                     lifeline = None;
                 }
             }

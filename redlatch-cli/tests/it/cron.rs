@@ -292,6 +292,31 @@ fn attempt_begins_when_the_one_before_has_ended() {
     assert!(is_dead(pid(2)));
 }
 
+/// The command of the attempt before, whose lock was lost, needs some time to end.
+#[test]
+fn attempt_that_waits_does_not_begin_after_a_second_signal() {
+    let (temp_dir, name) = (TempDir::new(), unique("waits"));
+    let [file, ran, go] = ["crontab", "ran", "go"].map(|name| temp_dir.path(name));
+    let script = format!(
+        "trap 'until test -e {go}; do sleep 0.02; done; exit' TERM; \
+         echo $REDLATCH_ATTEMPT >> {ran}; {IDLE_SCRIPT}"
+    );
+    std::fs::write(&file, format!("{} {name} [retry=1] {script}\n", soon(2))).unwrap();
+    let args = ["cron", "--watchdog", "2s", "--kill-after", "1h", &file];
+    let cron = Running::start(redlatch(shared(), &args));
+    until("the first attempt", || words(&ran).len() == 1);
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    until("the second attempt", || {
+        history(shared(), &name)["runs"][0]["attempt"] == 2
+    });
+    cron.signal(Signal::TERM);
+    cron.signal(Signal::INT);
+    until("its end", || state(shared(), &name) == "failed");
+    std::fs::write(&go, "").unwrap();
+    cron.finish().expect(0);
+    assert_eq!(words(&ran), [["1"]]);
+}
+
 /// The signal finds it in its work, of which it prints how it is left.
 #[test]
 fn command_whose_lock_is_lost_prints_and_cleans_up() {
