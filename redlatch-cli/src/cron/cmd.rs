@@ -57,7 +57,7 @@ pub(crate) struct Commands {
 }
 
 /// A job, of which one command works at a time: with `overlap=allow` one for each firing.
-type Turn = (String, Option<SystemTime>);
+pub(crate) type Turn = (String, Option<SystemTime>);
 
 /// Runs the command to its end. If this future is dropped, the command ends, too.
 pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcome {

@@ -3,8 +3,8 @@
 //! 1. Reads the file ([`crontab`]). Each job is scheduled by the library (`redlatch::job`).
 //! 2. A firing that this machine gets is a process (`cmd`), while the library holds its lock.
 //! 3. SIGHUP reads the file again. Jobs whose lines have changed are replaced; what they run ends
-//!    by itself. A job that the store refuses ends the program if it is one of those at the start.
-//!    Later it is tried again, or only that job is dropped.
+//!    by itself. A job that the store refuses at the start ends the program. When a command has begun,
+//!    or SIGHUP was received, it is tried again, or only that job is dropped.
 
 mod cmd;
 mod crontab;
@@ -21,7 +21,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use self::cmd::Commands;
+use self::cmd::{Commands, Turn};
 use self::crontab::Line;
 use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
@@ -81,9 +81,9 @@ pub(crate) async fn cron(store_args: &StoreArgs, cron: &Cron) -> Result<u8, Fail
     };
     let mut running = Running::new(client, cron, blocked);
     running.replace(jobs);
-    let ended = running.until_ended(&mut requests).await;
+    let code = running.until_ended(&mut requests).await;
     store::flush(&running.client).await;
-    ended
+    Ok(code)
 }
 
 /// Reads and checks the file. Reports all lines that are wrong.
@@ -177,10 +177,13 @@ struct Running<'a> {
     /// Each with its name, and the pause after which it was started.
     schedulers: JoinSet<(String, Duration, redlatch::Result<()>)>,
     commands: Commands,
+    /// Has changed when a command has begun.
+    begun: watch::Receiver<HashSet<Turn>>,
 }
 
 impl<'a> Running<'a> {
     fn new(client: Client, cron: &'a Cron, blocked: Vec<i32>) -> Running<'a> {
+        let (working, begun) = watch::channel(HashSet::new());
         Running {
             client,
             cron,
@@ -190,8 +193,9 @@ impl<'a> Running<'a> {
                 kill_after: cron.kill_after,
                 blocked: blocked.into(),
                 ends: watch::Sender::new(false),
-                working: watch::Sender::new(HashSet::new()),
+                working,
             },
+            begun,
         }
     }
 
@@ -237,9 +241,9 @@ impl<'a> Running<'a> {
     }
 
     /// Runs the jobs until a signal, or at the start a job that the store refuses. Then begins no further
-    /// run, and waits for those that last. Another signal ends them.
-    async fn until_ended(&mut self, requests: &mut Requests<'_>) -> Result<u8, Failure> {
-        let (mut has_reloaded, mut ending, mut ended) = (false, false, Ok(exit::OK));
+    /// run, and waits for those that last. Another signal ends them. Returns the exit code.
+    async fn until_ended(&mut self, requests: &mut Requests<'_>) -> u8 {
+        let (mut has_reloaded, mut ending, mut ended) = (false, false, exit::OK);
         while !ending || !self.schedulers.is_empty() {
             tokio::select! {
                 biased;
@@ -258,14 +262,16 @@ impl<'a> Running<'a> {
                     Ok((name, after, Err(error))) => {
                         let failure = Failure::from(error);
                         let message = format!("{name}: {}", failure.message);
-                        match has_reloaded {
-                            true => self.refused(name, after, failure.code, &message),
-                            false => (ending, ended) = (true, Err(Failure { message, ..failure })),
+                        if has_reloaded || self.begun.has_changed().unwrap_or(true) {
+                            self.refused(name, after, failure.code, &message);
+                        } else {
+                            stderr!("{message}");
+                            (ending, ended) = (true, failure.code);
                         }
                     }
                     Err(panic) => {
-                        let (code, message) = (exit::SOFTWARE, panic.to_string());
-                        (ending, ended) = (true, Err(Failure { code, message }));
+                        stderr!("{panic}");
+                        (ending, ended) = (true, exit::SOFTWARE);
                     }
                 },
             }
@@ -304,6 +310,8 @@ impl<'a> Running<'a> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
 
     /// Of the settings of the command only the file is used.
@@ -313,6 +321,29 @@ mod tests {
             watchdog: None,
             kill_after: Duration::ZERO,
             file: "crontab".into(),
+        }
+    }
+
+    /// Its key has a value of another program. The store says so after a run of another job has begun, or before.
+    #[tokio::test(start_paused = true)]
+    async fn job_that_the_store_refuses_while_a_command_works_ends_no_other() {
+        for has_begun in [true, false] {
+            let (client, cron) = (Client::embedded(), cron());
+            let other = client.semaphore("redlatch_job:{bad}");
+            other.try_set_permits(1).await.unwrap();
+            let mut running = Running::new(client, &cron, Vec::new());
+            running.replace(crontab::parse("@yearly good true\n@yearly bad true").unwrap());
+            if has_begun {
+                running.commands.working.send_modify(|all| {
+                    all.insert(("good".to_owned(), None));
+                });
+            }
+            let mut requests = Requests::new(Signals::none(), &cron);
+            requests.reading = None;
+            let ended = timeout(RETRY_PAUSE, running.until_ended(&mut requests)).await;
+            assert_eq!(ended.ok(), (!has_begun).then_some(65));
+            let expected: &[&str] = if has_begun { &["good"] } else { &[] };
+            assert_eq!(Vec::from_iter(running.jobs.keys()), expected);
         }
     }
 
