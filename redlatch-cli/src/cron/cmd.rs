@@ -9,13 +9,12 @@ use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
-use std::process::ExitStatus;
-use std::sync::Arc;
+use std::process::{Command, ExitStatus};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::{Either, select};
 use redlatch::job::{MAX_OUTPUT, Outcome, Overlap, Run};
-use rustix::process::Pid;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
@@ -122,7 +121,7 @@ fn start(
     command.env("REDLATCH_SLOT", slot);
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
-    let (pid, _) = own_processes::spawn(&mut command)?;
+    let status = spawn(&mut command)?;
     let (working, name) = (commands.working.clone(), line.name.clone());
     working.send_if_modified(|working| working.insert(turn.clone()));
     let (report, ended) = oneshot::channel();
@@ -130,7 +129,7 @@ fn start(
     // prints while it is being ended.
     let output = tokio::spawn(async move {
         let mut kept = Vec::new();
-        match select(pin!(status(pid)), pin!(print(output, &name, &mut kept))).await {
+        match select(pin!(status), pin!(print(output, &name, &mut kept))).await {
             Either::Left((status, printing)) => {
                 let _ = report.send(status);
                 let _ = timeout(LAST_OUTPUT, printing).await;
@@ -147,12 +146,25 @@ fn start(
     })
 }
 
-/// Waits for the end of a process.
-async fn status(pid: Pid) -> io::Result<ExitStatus> {
+/// Starts a process, and first the thread that waits for it: what has no such thread is not started.
+/// Returns a future of its status.
+fn spawn(
+    command: &mut Command,
+) -> io::Result<impl Future<Output = io::Result<ExitStatus>> + use<>> {
+    let (started, pid) = mpsc::channel();
     let (done, status) = oneshot::channel();
-    spawn_without_signals("run", move || done.send(own_processes::wait_for(pid)))?;
-    let status = status.await.map_err(io::Error::other)??;
-    Ok(ExitStatus::from_raw(status.as_raw()))
+    spawn_without_signals("run", move || {
+        // It fails if the process could not be started.
+        if let Ok(pid) = pid.recv() {
+            let _ = done.send(own_processes::wait_for(pid));
+        }
+    })?;
+    let (pid, _) = own_processes::spawn(command)?;
+    let _ = started.send(pid);
+    Ok(async {
+        let status = status.await.map_err(io::Error::other)??;
+        Ok(ExitStatus::from_raw(status.as_raw()))
+    })
 }
 
 impl Process {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt as _;
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use redlatch::Slot;
@@ -315,6 +316,37 @@ fn attempt_that_waits_does_not_begin_after_a_second_signal() {
     std::fs::write(&go, "").unwrap();
     cron.finish().expect(0);
     assert_eq!(words(&ran), [["1"]]);
+}
+
+/// The limit of its user forbids a thread or a process, whichever is the last one that it needs. Such a limit does not
+/// apply to root.
+#[test]
+fn process_for_which_no_thread_can_wait_is_not_started() {
+    let is_root = rustix::process::geteuid().is_root();
+    let outcomes = Mutex::new(BTreeSet::new());
+    for_each(&Vec::from_iter(1..=16), |limit| {
+        let (temp_dir, name) = (TempDir::new(), unique("limited"));
+        let file = temp_dir.path("crontab");
+        std::fs::write(&file, format!("{} {name} true\n", soon(2))).unwrap();
+        let command = redlatch(shared(), &["cron", &file]);
+        let mut limited = limited(&format!("--nproc={limit}:{limit}"), &command);
+        if is_root {
+            // Nobody else's processes count.
+            let user = 20_000 + 20 * (std::process::id() % 2_000) + limit;
+            limited.uid(user).gid(65534);
+        }
+        let cron = Running::start(limited);
+        let has_run = || matches!(&*state(shared(), &name), "ok" | "failed");
+        until("a run", || has_run() || is_dead(cron.pid()));
+        cron.signal(Signal::TERM);
+        let stdout = cron.finish().stdout;
+        let outcome = history(shared(), &name)["runs"][0]["outcome"].to_string();
+        let is_started = !outcome.contains("could not be started");
+        assert!(is_started || stdout.is_empty(), "{limit}: {stdout}");
+        outcomes.lock().unwrap().insert(is_started);
+    });
+    let outcomes = outcomes.into_inner().unwrap();
+    assert!(outcomes.len() == 2 || !is_root, "{outcomes:?}");
 }
 
 /// The signal finds it in its work, of which it prints how it is left.
