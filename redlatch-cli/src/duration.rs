@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// The longest duration that can be given, a thousand years: its sum with the present time is a
+/// time. The library limits leases to ten years.
+const LONGEST: Duration = Duration::from_secs(1000 * 365 * 24 * 60 * 60);
+
 /// Parses a whole number and a unit: `300ms`, `2s`, `5m` or `5min`, `1h`, `1d`. A number alone is
 /// in seconds, as in `sleep 5`.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
@@ -21,13 +25,15 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         "d" => 24 * 60 * 60,
         _ => return Err(help.into()),
     };
-    let too_long = || format!("it is too long; {help}");
-    let number: u64 = number.parse().map_err(|_| too_long())?;
-    if unit == "ms" {
-        return Ok(Duration::from_millis(number));
-    }
-    let seconds = number.checked_mul(seconds_per).ok_or_else(too_long)?;
-    Ok(Duration::from_secs(seconds))
+    let number: Option<u64> = number.parse().ok();
+    let duration = match unit {
+        "ms" => number.map(Duration::from_millis),
+        _ => number
+            .and_then(|number| number.checked_mul(seconds_per))
+            .map(Duration::from_secs),
+    };
+    let duration = duration.filter(|duration| *duration <= LONGEST);
+    duration.ok_or_else(|| "it is too long; use at most 365000d".into())
 }
 
 /// The shortest pause of a command that asks the store again and again.
@@ -81,6 +87,7 @@ mod tests {
             ("0", 0),
             ("5min", 300_000),
             ("5d", 432_000_000),
+            ("365000d", 31_536_000_000_000),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
         }
@@ -103,6 +110,9 @@ mod tests {
             ("٣s", "whole number"),
             ("18446744073709551616s", "too long"),
             ("18446744073709551615h", "too long"),
+            ("18446744073709551615", "too long"),
+            ("31536000000001ms", "too long"),
+            ("365001d", "at most 365000d"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(reason), "{text}: {error}");

@@ -51,7 +51,8 @@ Examples:
   redlatch cron --check /etc/redlatch.crontab
 
 Exit codes: 0 ended by a signal; 2 wrong usage, or wrong lines in FILE; 65 the record of a job holds
-other data; 69 the store refused the client; 70 a bug; 71 FILE cannot be read."
+other data; 69 the store refused the client; 70 a bug; 71 FILE cannot be read; 128+n --check ended by
+signal n."
 )]
 pub(crate) struct Cron {
     /// Only check FILE

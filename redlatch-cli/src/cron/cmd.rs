@@ -9,13 +9,12 @@ use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
-use std::process::ExitStatus;
-use std::sync::Arc;
+use std::process::{Command, ExitStatus};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::{Either, select};
 use redlatch::job::{MAX_OUTPUT, Outcome, Overlap, Run};
-use rustix::process::Pid;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
@@ -41,6 +40,9 @@ const MAX_LINE: usize = 8192;
 /// it open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
+/// How a run ends when the second signal arrives.
+const SIGNALED: &str = "ended by a signal to redlatch cron";
+
 /// What the commands of all jobs share.
 #[derive(Clone)]
 pub(crate) struct Commands {
@@ -54,7 +56,7 @@ pub(crate) struct Commands {
 }
 
 /// A job, of which one command works at a time: with `overlap=allow` one for each firing.
-type Turn = (String, Option<SystemTime>);
+pub(crate) type Turn = (String, Option<SystemTime>);
 
 /// Runs the command to its end. If this future is dropped, the command ends, too.
 pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcome {
@@ -62,16 +64,21 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
     let name = &line.name;
     let of_slot = (line.options.overlap == Overlap::Allow).then_some(run.slot());
     let turn = (name.clone(), of_slot);
-    let mut working = commands.working.subscribe();
-    // It fails only without a sender.
-    let _ = working.wait_for(|working| !working.contains(&turn)).await;
-    detail!("{name}: begins {slot}, attempt {attempt}");
-    let ended = match start(&line, &slot, attempt, turn, &commands) {
-        Ok(process) => {
-            let ends = commands.ends.subscribe();
-            process.until_ended(line.options.timeout, ends).await
+    let (mut working, mut ends) = (commands.working.subscribe(), commands.ends.subscribe());
+    // These fail only without a sender.
+    let has_to_end = tokio::select! {
+        biased;
+        _ = ends.wait_for(|ends| *ends) => true,
+        _ = working.wait_for(|working| !working.contains(&turn)) => false,
+    };
+    let ended = if has_to_end {
+        Ok((Err(SIGNALED.to_owned()), Vec::new()))
+    } else {
+        detail!("{name}: begins {slot}, attempt {attempt}");
+        match start(&line, &slot, attempt, turn, &commands) {
+            Ok(process) => process.until_ended(line.options.timeout, ends).await,
+            Err(error) => Err(error),
         }
-        Err(error) => Err(error),
     };
     let failed = |error| (Err(format!("could not be started: {error}")), Vec::new());
     let (how, output) = ended.unwrap_or_else(failed);
@@ -114,7 +121,7 @@ fn start(
     command.env("REDLATCH_SLOT", slot);
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
-    let (pid, _) = own_processes::spawn(&mut command)?;
+    let status = spawn(&mut command)?;
     let (working, name) = (commands.working.clone(), line.name.clone());
     working.send_if_modified(|working| working.insert(turn.clone()));
     let (report, ended) = oneshot::channel();
@@ -122,7 +129,7 @@ fn start(
     // prints while it is being ended.
     let output = tokio::spawn(async move {
         let mut kept = Vec::new();
-        match select(pin!(status(pid)), pin!(print(output, &name, &mut kept))).await {
+        match select(pin!(status), pin!(print(output, &name, &mut kept))).await {
             Either::Left((status, printing)) => {
                 let _ = report.send(status);
                 let _ = timeout(LAST_OUTPUT, printing).await;
@@ -139,12 +146,25 @@ fn start(
     })
 }
 
-/// Waits for the end of a process.
-async fn status(pid: Pid) -> io::Result<ExitStatus> {
+/// Starts a process, and first the thread that waits for it: what has no such thread is not started.
+/// Returns a future of its status.
+fn spawn(
+    command: &mut Command,
+) -> io::Result<impl Future<Output = io::Result<ExitStatus>> + use<>> {
+    let (started, pid) = mpsc::channel();
     let (done, status) = oneshot::channel();
-    spawn_without_signals("run", move || done.send(own_processes::wait_for(pid)))?;
-    let status = status.await.map_err(io::Error::other)??;
-    Ok(ExitStatus::from_raw(status.as_raw()))
+    spawn_without_signals("run", move || {
+        // It fails if the process could not be started.
+        if let Ok(pid) = pid.recv() {
+            let _ = done.send(own_processes::wait_for(pid));
+        }
+    })?;
+    let (pid, _) = own_processes::spawn(command)?;
+    let _ = started.send(pid);
+    Ok(async {
+        let status = status.await.map_err(io::Error::other)??;
+        Ok(ExitStatus::from_raw(status.as_raw()))
+    })
 }
 
 impl Process {
@@ -169,7 +189,7 @@ impl Process {
                     lifeline = None;
                 }
                 _ = ends.wait_for(|ends| *ends), if lifeline.is_some() => {
-                    reason = Some("ended by a signal to redlatch cron".to_owned());
+                    reason = Some(SIGNALED.to_owned());
                     lifeline = None;
                 }
             }

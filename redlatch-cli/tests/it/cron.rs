@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::CommandExt as _;
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use redlatch::Slot;
@@ -292,6 +293,62 @@ fn attempt_begins_when_the_one_before_has_ended() {
     assert!(is_dead(pid(2)));
 }
 
+/// The command of the attempt before, whose lock was lost, needs some time to end.
+#[test]
+fn attempt_that_waits_does_not_begin_after_a_second_signal() {
+    let (temp_dir, name) = (TempDir::new(), unique("waits"));
+    let [file, ran, go] = ["crontab", "ran", "go"].map(|name| temp_dir.path(name));
+    let script = format!(
+        "trap 'until test -e {go}; do sleep 0.02; done; exit' TERM; \
+         echo $REDLATCH_ATTEMPT >> {ran}; {IDLE_SCRIPT}"
+    );
+    std::fs::write(&file, format!("{} {name} [retry=1] {script}\n", soon(2))).unwrap();
+    let args = ["cron", "--watchdog", "2s", "--kill-after", "1h", &file];
+    let cron = Running::start(redlatch(shared(), &args));
+    until("the first attempt", || words(&ran).len() == 1);
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    until("the second attempt", || {
+        history(shared(), &name)["runs"][0]["attempt"] == 2
+    });
+    cron.signal(Signal::TERM);
+    cron.signal(Signal::INT);
+    until("its end", || state(shared(), &name) == "failed");
+    std::fs::write(&go, "").unwrap();
+    cron.finish().expect(0);
+    assert_eq!(words(&ran), [["1"]]);
+}
+
+/// The limit of its user forbids a thread or a process, whichever is the last one that it needs. Such a limit does not
+/// apply to root.
+#[test]
+fn process_for_which_no_thread_can_wait_is_not_started() {
+    let is_root = rustix::process::geteuid().is_root();
+    let outcomes = Mutex::new(BTreeSet::new());
+    for_each(&Vec::from_iter(1..=16), |limit| {
+        let (temp_dir, name) = (TempDir::new(), unique("limited"));
+        let file = temp_dir.path("crontab");
+        std::fs::write(&file, format!("{} {name} true\n", soon(2))).unwrap();
+        let command = redlatch(shared(), &["cron", &file]);
+        let mut limited = limited(&format!("--nproc={limit}:{limit}"), &command);
+        if is_root {
+            // Nobody else's processes count.
+            let user = 20_000 + 20 * (std::process::id() % 2_000) + limit;
+            limited.uid(user).gid(65534);
+        }
+        let cron = Running::start(limited);
+        let has_run = || matches!(&*state(shared(), &name), "ok" | "failed");
+        until("a run", || has_run() || is_dead(cron.pid()));
+        cron.signal(Signal::TERM);
+        let stdout = cron.finish().stdout;
+        let outcome = history(shared(), &name)["runs"][0]["outcome"].to_string();
+        let is_started = !outcome.contains("could not be started");
+        assert!(is_started || stdout.is_empty(), "{limit}: {stdout}");
+        outcomes.lock().unwrap().insert(is_started);
+    });
+    let outcomes = outcomes.into_inner().unwrap();
+    assert!(outcomes.len() == 2 || !is_root, "{outcomes:?}");
+}
+
 /// The signal finds it in its work, of which it prints how it is left.
 #[test]
 fn command_whose_lock_is_lost_prints_and_cleans_up() {
@@ -411,6 +468,43 @@ fn signals_end_and_reload_also_before_it_is_connected() {
     assert_eq!(words(&ran)[0], ["new"]);
     reloaded.signal(Signal::TERM);
     reloaded.finish().expect(0);
+}
+
+/// The file is a pipe that has no content: at the start, before it is connected, and while a job runs.
+#[test]
+fn signals_are_received_while_the_crontab_is_read() {
+    let (temp_dir, name) = (TempDir::new(), unique("silent"));
+    let silent = temp_dir.path("silent");
+    make_silent(&silent);
+    for (args, code) in [
+        (vec!["cron", &silent], 0),
+        (vec!["cron", "--check", &silent], 143),
+    ] {
+        let cron = Running::start(redlatch(shared(), &args));
+        let _writer = until_opened(silent.clone());
+        cron.signal(Signal::TERM);
+        cron.finish().expect(code);
+    }
+    let file = temp_dir.path("crontab");
+    let text = format!("{} {name} echo began; sleep 1; echo end\n", soon(2));
+    let mut down = Server::start();
+    down.kill();
+    for (server, is_up) in [(shared(), true), (&down, false)] {
+        std::fs::write(&file, &text).unwrap();
+        let cron = Running::start(redlatch(server, &["cron", &file]));
+        match is_up {
+            true => drop(cron.until_stdout("began\n")),
+            false => drop(cron.until_stderr("waiting for")),
+        }
+        std::fs::remove_file(&file).unwrap();
+        make_silent(&file);
+        cron.signal(Signal::HUP);
+        let _writer = until_opened(file.clone());
+        cron.signal(Signal::TERM);
+        let stdout = cron.finish().expect(0).stdout;
+        assert!(!is_up || stdout.ends_with(": end\n"), "{stdout}");
+        std::fs::remove_file(&file).unwrap();
+    }
 }
 
 /// Also those of which it makes no use.

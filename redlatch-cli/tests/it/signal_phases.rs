@@ -8,12 +8,10 @@
 
 use std::any::Any;
 use std::cell::Cell;
-use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
-use std::thread;
 use std::time::Duration;
 
 use redlatch_testkit::{Proxy, shared, unique};
@@ -131,14 +129,9 @@ impl Case {
     /// Starts a command that opens a file which never has any content.
     fn open_silent_file(&self, command: impl FnOnce(&str) -> Command) -> (Running, Box<dyn Any>) {
         let path = self.dir.path("silent");
-        let made = Command::new("mkfifo").arg(&path).status();
-        assert!(made.unwrap().success());
+        make_silent(&path);
         let running = Running::start(command(&path));
-        // Completes when there is a reader.
-        let opening = thread::spawn(move || File::options().write(true).open(path).unwrap());
-        until("the file is opened", || opening.is_finished());
-        let writer = opening.join().unwrap();
-        (running, Box::new(writer))
+        (running, Box::new(until_opened(path)))
     }
 }
 

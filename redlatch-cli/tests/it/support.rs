@@ -1,5 +1,6 @@
 //! Starting the command, waiting for conditions, and ending started processes.
 
+use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write as _};
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt as _;
@@ -150,6 +151,20 @@ pub(crate) fn waits_in(process: &Path, function: &str) -> bool {
         let place = std::fs::read_to_string(thread.path().join("wchan"));
         place.is_ok_and(|place| place.contains(function))
     })
+}
+
+/// Makes a file that never has any content.
+pub(crate) fn make_silent(path: &str) {
+    let made = Command::new("mkfifo").arg(path).status();
+    assert!(made.unwrap().success());
+}
+
+/// Waits until a silent file is opened. Until the writer is dropped, its readers wait.
+pub(crate) fn until_opened(path: String) -> File {
+    // Completes when there is a reader.
+    let opening = thread::spawn(move || File::options().write(true).open(path).unwrap());
+    until("the file is opened", || opening.is_finished());
+    opening.join().unwrap()
 }
 
 /// Makes a client that is not registered hold a lock for this many milliseconds.

@@ -112,6 +112,12 @@ fn wrong_usage_of_other_commands_is_rejected() {
         (&["completions"], "SHELL"),
         (&["exporter", "--interval", "99ms"], "at least 100ms"),
         (&["serve", "--refresh", "99ms"], "at least 100ms"),
+        (&["serve", "--interval", "10000000000000000000"], "too long"),
+        (&["top", "--interval", "18446744073709551615"], "too long"),
+        (
+            &["cron", "--kill-after", "18446744073709551615", "crontab"],
+            "too long",
+        ),
         (&["completions", "tcsh"], "bash, zsh, fish"),
         (&["--log-format", "xml", "ls"], "text, json"),
         (&["show", "n", "-q", "--json"], "--json cannot be used"),

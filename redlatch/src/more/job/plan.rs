@@ -13,7 +13,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::cron::Cron;
-use super::history::{History, RunState};
+use super::history::{History, RunRecord, RunState};
 use super::rules::{Begun, Overlap};
 
 /// How late a firing may begin, if its job does not catch up: long enough for a failover of the
@@ -49,6 +49,8 @@ pub(super) struct Plan {
     jitter: Duration,
     /// The latest firing that this machine has decided, or when it began.
     handled: SystemTime,
+    /// A slot that has waited for another run until now: it is not late.
+    waited: Option<SystemTime>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,31 +69,41 @@ impl Plan {
             catch_up,
             jitter,
             handled: now,
+            waited: None,
         }
     }
 
-    /// Takes what the store knows of this schedule. A schedule that has never run has nothing to catch up.
-    /// What fired after the last slot is due now, if the job catches up. Otherwise only the latest
-    /// one, if it is not late yet: a process that has ended may have waited for its jitter or for the
-    /// lock.
+    /// Takes what the store knows of the job, which has had this schedule since a time. A schedule that
+    /// has never run has nothing to catch up. What fired after the last slot is due now, if the job
+    /// catches up. Otherwise only the latest one, if it is not late yet: a process that has ended may
+    /// have waited for its jitter, for the lock, or with [`Overlap::Wait`] for the latest run.
     ///
     /// Returns the slot of the latest run, if it is to be watched: its machine may have died. Later
     /// slots may have been skipped.
-    pub(super) fn resume(&mut self, history: &History) -> Option<SystemTime> {
-        if history.schedule.as_ref() != Some(&self.cron) {
-            return None;
-        }
-        let last = history.last_slot;
-        let since = match self.catch_up {
-            CatchUp::Last => Some(last),
-            CatchUp::None => {
+    pub(super) fn resume(
+        &mut self,
+        known: Option<&History>,
+        since: SystemTime,
+        overlap: Overlap,
+    ) -> Option<SystemTime> {
+        let run = known.and_then(|history| history.runs.first());
+        let has_schedule = |history: &&History| history.schedule.as_ref() == Some(&self.cron);
+        let history = known.filter(has_schedule);
+        let handled = match (history, self.catch_up) {
+            (Some(history), CatchUp::Last) => Some(history.last_slot),
+            _ => {
+                let last = history.map_or(since, |history| history.last_slot);
                 let latest = self.cron.latest_until(self.handled);
-                let due = latest.filter(|slot| *slot > last && !self.late(*slot, self.handled));
+                let latest = latest.filter(|slot| *slot > last);
+                let waits = overlap == Overlap::Wait && run.is_some_and(|run| self.lasts(run));
+                self.waited = latest.filter(|_| waits);
+                let due = latest.filter(|slot| !self.late(*slot, self.handled));
                 due.map(|slot| slot - Duration::from_secs(1))
             }
         };
-        self.handled = since.map_or(self.handled, |since| self.handled.min(since));
-        let run = history.runs.first()?;
+        self.handled = handled.map_or(self.handled, |handled| self.handled.min(handled));
+        history?;
+        let run = run?;
         matches!(run.state, RunState::Running | RunState::Lost).then_some(run.slot)
     }
 
@@ -133,8 +145,14 @@ impl Plan {
         self.jitter.min(self.half_gap(slot))
     }
 
+    /// Returns whether a run lasts, or ended so short a time ago that what waited for it is not late.
+    fn lasts(&self, run: &RunRecord) -> bool {
+        let ended = run.took.and_then(|took| run.began.checked_add(took));
+        run.state == RunState::Running || ended.is_some_and(|ended| !late(ended, self.handled))
+    }
+
     fn late(&self, slot: SystemTime, now: SystemTime) -> bool {
-        late(slot + self.jitter(slot), now)
+        self.waited != Some(slot) && late(slot + self.jitter(slot), now)
     }
 
     /// Returns half of the time from a slot to the next one: by how much clocks may differ.

@@ -60,6 +60,8 @@ pub struct Scheduled {
     retries: u32,
     jitter: Duration,
     timeout: Option<Duration>,
+    /// Since when the job has had its schedule. `None`: since it is run.
+    since: Option<SystemTime>,
     clock: Arc<dyn Fn() -> SystemTime + Send + Sync>,
 }
 
@@ -173,6 +175,7 @@ impl Scheduled {
             retries: 0,
             jitter: Duration::ZERO,
             timeout: None,
+            since: None,
             clock: Arc::new(SystemTime::now),
         }
     }
@@ -218,6 +221,16 @@ impl Scheduled {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Scheduled {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets since when the job has had this schedule, although with other settings: a firing since
+    /// then that is due, and not late, is taken over. For the command, not part of the public
+    /// interface.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn since(mut self, since: SystemTime) -> Scheduled {
+        self.since = Some(since);
         self
     }
 
@@ -287,7 +300,8 @@ impl Scheduled {
             () = &mut stop => return Ok(()),
             known = self.known() => known?,
         };
-        let unfinished = known.and_then(|history| plan.resume(&history));
+        let since = self.since.unwrap_or(begun);
+        let unfinished = plan.resume(known.as_ref(), since, self.overlap);
         let mut firings = FuturesUnordered::new();
         let firing = |plan: &Plan, slot| {
             let jitter = plan.jitter(slot);

@@ -257,6 +257,11 @@ fn known(schedule: &Cron, last: SystemTime, state: Option<RunState>) -> History 
     }
 }
 
+/// Takes what the store has when a process starts.
+fn resume(plan: &mut Plan, known: &History) -> Option<SystemTime> {
+    plan.resume(Some(known), at("2100-01-01T00:00"), Overlap::Skip)
+}
+
 /// A run of another schedule may have died long ago.
 #[test]
 fn run_of_the_same_schedule_is_watched_unless_it_has_ended() {
@@ -272,7 +277,7 @@ fn run_of_the_same_schedule_is_watched_unless_it_has_ended() {
         (daily(), Some(RunState::Lost), false),
     ] {
         let mut plan = plan("0 2 * * *", CatchUp::None, "2027-01-01T11:00");
-        let watched = plan.resume(&known(&before, slot, state));
+        let watched = resume(&mut plan, &known(&before, slot, state));
         assert_eq!(watched.is_some(), is_watched, "{before} {state:?}");
         assert!(watched.is_none_or(|watched| watched == slot));
     }
@@ -361,7 +366,7 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
         let daily = Cron::parse("0 2 * * *").unwrap();
         let mut plan = Plan::new(daily.clone(), catch_up, Duration::ZERO, started);
         if let Some(last) = last {
-            plan.resume(&known(&daily, last, None));
+            resume(&mut plan, &known(&daily, last, None));
         }
         assert_eq!(plan.due(started, 0.0), due, "{catch_up:?} {last:?}");
         assert_eq!(plan.due(started, 0.0), Due::Sleep(MINUTE));
@@ -373,16 +378,47 @@ fn late_firing_is_missed_unless_the_job_catches_up() {
             let now_at_two = Cron::parse("0 2 * * *").unwrap();
             let mut plan = Plan::new(now_at_two, catch_up, Duration::ZERO, now);
             let before = Cron::parse(before).unwrap();
-            plan.resume(&known(&before, slot - day, None));
+            resume(&mut plan, &known(&before, slot - day, None));
             assert_eq!(plan.due(now, 0.0), due, "{catch_up:?} {before}");
         }
     }
     // Of a short period, the latest one.
     let (often, now) = (Cron::parse("*/10 * * * * *").unwrap(), minutes(1) + SECOND);
     let mut plan = Plan::new(often.clone(), CatchUp::None, Duration::ZERO, now);
-    plan.resume(&known(&often, slot - day, None));
+    resume(&mut plan, &known(&often, slot - day, None));
     assert_eq!(plan.due(now, 0.0), fire(minutes(1)));
     assert_eq!(plan.due(now, 0.0), Due::Sleep(9 * SECOND));
+}
+
+/// The slot of 02:05. The latest run is that of 02:00.
+#[test]
+fn firing_that_has_waited_for_another_run_is_not_late_for_the_next_process() {
+    use RunState::{Lost, Running, Succeeded};
+    let (cron, now) = (Cron::parse("*/5 * * * *").unwrap(), at("2027-01-01T02:07"));
+    for (overlap, state, took, fires) in [
+        (Overlap::Wait, Running, None, true),
+        (Overlap::Wait, Succeeded, Some(6 * MINUTE), true),
+        (Overlap::Wait, Succeeded, Some(6 * MINUTE - SECOND), false),
+        (Overlap::Wait, Lost, None, false),
+        (Overlap::Skip, Running, None, false),
+        (Overlap::Allow, Running, None, false),
+    ] {
+        // It has run with this schedule, or with another one until so many minutes before.
+        for since in [None, Some(2), Some(1)] {
+            let before = since.map_or(cron.clone(), |_| daily());
+            let mut known = known(&before, at("2027-01-01T02:00"), Some(state));
+            known.runs[0].took = took;
+            let mut plan = Plan::new(cron.clone(), CatchUp::None, Duration::ZERO, now);
+            let since = now - since.unwrap_or(0) * MINUTE - SECOND;
+            plan.resume(Some(&known), since, overlap);
+            let due = match fires && (before == cron || since < at("2027-01-01T02:05")) {
+                true => fire(at("2027-01-01T02:05")),
+                false => Due::Sleep(MINUTE),
+            };
+            assert_eq!(plan.due(now, 0.0), due, "{overlap:?} {state:?} {since:?}");
+            assert_eq!(plan.due(now, 0.0), Due::Sleep(MINUTE));
+        }
+    }
 }
 
 #[test]
@@ -579,7 +615,7 @@ fn jitter_of_a_firing_is_no_delay() {
     let due = slot + jitter;
     // The process that would have begun it then was replaced.
     let mut next = Plan::new(daily(), CatchUp::None, jitter, slot + 2 * MINUTE);
-    next.resume(&known(&daily(), slot - 24 * 60 * MINUTE, None));
+    resume(&mut next, &known(&daily(), slot - 24 * 60 * MINUTE, None));
     let fires = Due::Fire(slot, Duration::ZERO);
     assert_eq!(next.due(slot + 2 * MINUTE, 1.0), fires);
     for (now, after) in [
@@ -1366,6 +1402,47 @@ async fn firing_that_waits_is_taken_over_by_the_next_process() {
     let slots = Vec::from_iter(fleet.slots());
     let expected = ["2027-01-01T02:00:00Z", "2027-01-02T02:00:00Z"];
     assert_eq!(slots, expected.map(|slot| (slot.to_owned(), 1)));
+}
+
+/// It waits for another run of the job, longer than a firing may be late.
+#[tokio::test(start_paused = true)]
+async fn firing_that_waits_for_another_run_is_taken_over_by_the_next_process() {
+    let fleet = Fleet::new("2027-01-01T01:59:40");
+    let job = || fleet.utc_job("*/5 * * * *").overlap(Overlap::Wait);
+    let first = fleet.start(0, job(), 8 * MINUTE);
+    sleep(7 * MINUTE + MINUTE / 3).await;
+    // It begins no further run. The one of 02:00 lasts.
+    drop(first.stop);
+    let next = fleet.start(1, job(), 8 * MINUTE);
+    first.task.await.unwrap();
+    sleep(MINUTE).await;
+    next.stop().await;
+    let runs = fleet.runs.lock().unwrap().clone();
+    let run = |slot: &str, machine| (slot.to_owned(), 1, machine);
+    let expected = [
+        run("2027-01-01T02:00:00Z", 0),
+        run("2027-01-01T02:05:00Z", 1),
+    ];
+    assert_eq!(runs, expected);
+}
+
+/// The job has never run, so the store does not know its schedule. The next process does, or does not.
+#[tokio::test(start_paused = true)]
+async fn firing_that_waits_is_taken_over_if_the_next_process_knows_the_schedule() {
+    for (since, slots) in [(Duration::ZERO, 1), (MINUTE, 0)] {
+        let fleet = Fleet::new("2027-01-01T01:59:40");
+        let job = || fleet.utc_job("0 2 * * *");
+        let held = fleet.client().lock("job").lock().await.unwrap();
+        let first = fleet.start(0, job(), SECOND);
+        sleep(MINUTE).await;
+        first.stop().await;
+        let next = fleet.start(1, job().since(fleet.at + since), SECOND);
+        sleep(10 * SECOND).await;
+        held.unlock().await.unwrap();
+        sleep(10 * SECOND).await;
+        next.stop().await;
+        assert_eq!(fleet.slots().len(), slots, "{since:?}");
+    }
 }
 
 /// Replicas do not confirm that a run has begun, although its lock is renewed.
