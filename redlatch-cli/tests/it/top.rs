@@ -102,7 +102,7 @@ impl Terminal {
         let (_, code) = screen.rsplit_once("\ncode ").unwrap();
         let flags = self.tmux(&["display", "-p", "#{cursor_flag}#{alternate_on}"]);
         let flags = { flags }.output().unwrap();
-        assert_eq!(flags.stdout, b"10\n", "the cursor is shown");
+        assert_eq!(flags.stdout, b"10\n", "the cursor is shown\n{screen}");
         code.lines().next().unwrap_or_default().to_owned()
     }
 }

@@ -11,5 +11,9 @@ pub const FAIR_GRACE_PERIOD: Duration = Duration::from_secs(5);
 /// times in a row pauses for up to 250 ms before it connects, and for as long again before it repeats the request.
 pub(super) const RECONNECT_ALLOWANCE: Time = 500_000_000;
 
+/// How much longer a waiter that has given up may keep its place in the queue, in nanoseconds: the pause after a try to remove
+/// it that failed.
+pub(super) const REMOVAL_ALLOWANCE: Time = 500_000_000;
+
 /// How late a report or an action may be on a busy machine. Checks of validity allow no margin.
 pub const MARGIN: Duration = Duration::from_millis(1500);
