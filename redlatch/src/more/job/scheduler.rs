@@ -24,6 +24,7 @@ use crate::locks::read_write::ReadWriteLock;
 use crate::locks::{Guard, Lock, Reentrant};
 use crate::more::once::identity;
 use crate::name::ReadWriteKeys;
+use crate::owner::Owner;
 use crate::store::{Delivery, Progress, Store};
 use crate::{MAX_LEASE, ReadLock};
 
@@ -597,15 +598,17 @@ impl Scheduled {
     async fn lock(&self, wait: Duration, slot: SystemTime) -> Result<Option<Held>> {
         let (session, name) = (self.job.session.clone(), self.job.name());
         let note = format!("run of {}", utc(slot));
+        // Not the owner of a scope: a run whose owner does not hold the lock is dead.
+        let owner = Owner::new();
         Ok(match self.overlap {
             Overlap::Allow => {
                 let lock = ReadWriteLock::new(session, name).read();
-                let request = lock.try_lock().wait(wait).note(note);
+                let request = lock.try_lock().owner(owner).wait(wait).note(note);
                 request.await?.map(Held::Shared)
             }
             Overlap::Skip | Overlap::Wait => {
                 let lock = Lock::new(session, name, Reentrant::new);
-                let request = lock.try_lock().wait(wait).note(note);
+                let request = lock.try_lock().owner(owner).wait(wait).note(note);
                 request.await?.map(Held::Alone)
             }
         })

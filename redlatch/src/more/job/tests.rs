@@ -16,7 +16,7 @@ use super::{Cron, History, Job, Outcome, Run, RunRecord, RunState, Scheduled};
 use crate::lease::Lease;
 use crate::step::differential::check_random;
 use crate::store::embedded::failure_injection::Failure;
-use crate::{Client, Embedded, Guard, Slot};
+use crate::{Client, Embedded, Guard, Owner, Slot};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -953,9 +953,20 @@ impl Fleet {
 
     /// Runs the job on a machine until it is stopped or killed. Each run takes `takes`.
     fn start(&self, machine: usize, job: Scheduled, takes: Duration) -> Machine {
+        let (stop, running) = self.running(machine, job, takes);
+        let task = tokio::spawn(running);
+        Machine { stop, task }
+    }
+
+    fn running(
+        &self,
+        machine: usize,
+        job: Scheduled,
+        takes: Duration,
+    ) -> (oneshot::Sender<()>, impl Future<Output = ()> + use<>) {
         let (stop, stopped) = oneshot::channel::<()>();
         let runs = self.runs.clone();
-        let task = tokio::spawn(async move {
+        let running = async move {
             let work = async |run: Run| {
                 let run = (utc(run.slot()), run.attempt(), machine);
                 runs.lock().unwrap().push(run);
@@ -965,8 +976,8 @@ impl Fleet {
                 let _ = stopped.await;
             };
             job.run_until(stopped, work).await.unwrap();
-        });
-        Machine { stop, task }
+        };
+        (stop, running)
     }
 
     /// Returns how often each slot was run.
@@ -1531,12 +1542,18 @@ async fn lost_lock_drops_the_work_and_is_recorded() {
 }
 
 /// There is no other machine. The lock is taken by force, or the store cannot be reached until its lease has ended.
+/// All locks of the job's task may have one owner.
 #[tokio::test(start_paused = true)]
 async fn lonely_machine_repeats_the_run_whose_lock_it_lost() {
-    for minutes in [0, 5] {
+    for (minutes, has_owner) in [(0, false), (5, false), (0, true), (5, true)] {
         let fleet = Fleet::new("2027-01-01T01:59:40");
-        let job = fleet.utc_job("0 2 * * *");
-        let machine = fleet.start(0, job.retry(1), 20 * MINUTE);
+        let job = fleet.utc_job("0 2 * * *").retry(1);
+        let (stop, running) = fleet.running(0, job, 20 * MINUTE);
+        let task = match has_owner {
+            true => tokio::spawn(Owner::new().scope(running)),
+            false => tokio::spawn(running),
+        };
+        let machine = Machine { stop, task };
         until_runs(&fleet, 1).await;
         if minutes == 0 {
             assert!(fleet.client().lock("job").force_unlock().await.unwrap());

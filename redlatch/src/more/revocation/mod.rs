@@ -225,7 +225,7 @@ impl<K: LockKind> Lock<K> {
 impl<K: Askable> Guard<Lock<K>> {
     /// Completes when another client asks for the lock, or for one of the permits: [`Lock::ask`], [`Lock::revoke`],
     /// [`ExpirableSemaphore::ask`](crate::ExpirableSemaphore::ask). Immediately if it has asked before, in this hold.
-    /// Never completes if the lock is lost or released first.
+    /// Never completes if the lock is lost or released first, with all other guards of its owner.
     ///
     /// While it is polled, it subscribes to the lock's channel, and looks for a request after each message and each broken
     /// connection. So it misses none. If the store refuses that (permissions), requests are found by the renewals, which

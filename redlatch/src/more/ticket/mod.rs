@@ -12,6 +12,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 pub use self::text::{Ticket, TicketKind};
 use self::text::{invalid, is_ticket};
 use crate::error::{Error, Result, TicketRefusal};
@@ -146,10 +148,11 @@ impl<K: HasTicket> Guard<Lock<K>> {
     /// # Ok(()) }
     /// ```
     pub async fn into_ticket(self) -> Result<Ticket, IntoTicketError<Self>> {
-        let terms = self.terms();
+        let (terms, now) = (self.terms(), Instant::now());
         let lease = match terms.renewed {
             true => self.hold_ref().session.watchdog.lease(),
-            false => Lease::from_remaining(self.valid_for()),
+            // Without the limits of the guard, which end with it.
+            false => Lease::from_remaining(self.hold_ref().hold.state().period.left(now)),
         };
         self.into_ticket_with(lease).await
     }

@@ -45,6 +45,23 @@ async fn cancel_when_it_waits(future: impl Future) {
     }
 }
 
+/// The limits of the guard end with it.
+#[tokio::test(start_paused = true)]
+async fn ticket_of_a_limited_hold_has_the_rest_of_its_lease() {
+    let (_, [first, second]) = clients();
+    let request = || first.lock("a").lock().lease(60 * SECOND);
+    for request in [
+        request().fed_every(5 * SECOND),
+        request().at_most(5 * SECOND),
+    ] {
+        let guard = request.await.unwrap();
+        let ticket = guard.into_ticket().await.unwrap();
+        tokio::time::sleep(20 * SECOND).await;
+        let guard = second.lock("a").adopt(&ticket).await.unwrap();
+        guard.unlock().await.unwrap();
+    }
+}
+
 /// The lock stays held, the first process has nothing to renew, and the second renews the hold.
 async fn hold_moves<K: HasTicket>(lock_of: impl Fn(&Client) -> Lock<K>) {
     let (_, [first, second]) = clients();
