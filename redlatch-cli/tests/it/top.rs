@@ -99,7 +99,8 @@ impl Terminal {
         assert!(screen.contains("prompt: echo code $?"), "{screen}");
         assert!(screen.contains("\n1\n42nd"), "{screen}");
         assert!(!screen.contains("redlatch top  "), "{screen}");
-        let (_, code) = screen.rsplit_once("\ncode ").unwrap();
+        let code = screen.rsplit_once("\ncode ");
+        let (_, code) = code.unwrap_or_else(|| panic!("no exit code\n{screen}"));
         let flags = self.tmux(&["display", "-p", "#{cursor_flag}#{alternate_on}"]);
         let flags = { flags }.output().unwrap();
         assert_eq!(flags.stdout, b"10\n", "the cursor is shown\n{screen}");
@@ -181,7 +182,8 @@ fn top_restores_the_terminal() {
     terminal.line("$B top --no-color &");
     let view = pid_of_top(&server).as_raw_nonzero().get().unsigned_abs();
     until("it stops", || is_stopped(view));
-    terminal.line("fg");
+    // Before the shell has noticed that, `fg` only waits for the job, and reports that it is stopped.
+    terminal.line("until [[ $(jobs) = *Stopped* ]]; do :; done; fg");
     terminal.until_screen("> kept");
     terminal.keys(&["C-z"]);
     terminal.until_screen("Stopped");
