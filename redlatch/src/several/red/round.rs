@@ -3,12 +3,14 @@
 //! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to
 //!    answer; a late or failed member counts as a refusal, and its attempt is undone in the
 //!    background.
-//! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
+//! 2. If two members are in one store, release the granted members and return the error. Of clients
+//!    with two addresses of one server, this is known once they have answered.
+//! 3. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
 //!    the lock is acquired.
-//! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
+//! 4. Otherwise release the granted members. If so many members fail that the others cannot form a
 //!    quorum, and waiting cannot fix it, return the error.
-//! 4. If a quorum has been unreachable for longer than the outage limit, return that error.
-//! 5. Otherwise pause for a random time and start the next round.
+//! 5. If a quorum has been unreachable for longer than the outage limit, return that error.
+//! 6. Otherwise pause for a random time and start the next round.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +26,7 @@ use crate::lease::{Expiry, Lease};
 use crate::locks::{HoldGuard, Options};
 use crate::owner::Owner;
 use crate::session::{HoldRef, RequestedHold, Terms};
-use crate::several::Member;
+use crate::several::{Member, check_stores};
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 use crate::wait::{Place, Request, RequestLimits, WaitQueues};
@@ -117,7 +119,9 @@ impl RedLockRequest<'_> {
             });
             members.push(MemberHold::new(member.clone(), held));
         }
-        if !quorum_valid_for(&members).is_zero() {
+        // Members at two addresses may be at one server, as is known now. One may refuse the other.
+        let distinct = check_stores(self.members);
+        if distinct.is_ok() && !quorum_valid_for(&members).is_zero() {
             let majority = Majority::new(self.owner, members, member_timeout);
             return Ok(Some(Arc::new(majority)));
         }
@@ -125,6 +129,7 @@ impl RedLockRequest<'_> {
         tracing::debug!(had = granted.len(), of = members.len(), "no quorum");
         let releases = granted.into_iter();
         join_all(releases.map(|held| timeout(member_timeout, held.release()))).await;
+        distinct?;
         // Whether so many members failed that the others cannot form a quorum.
         let members = self.members.len();
         let decides = |errors: usize| members - errors.min(members) < quorum(members);

@@ -845,6 +845,23 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
     }
 }
 
+/// The server has one run id, which is known when the members have been requested. Until then each round would be
+/// refused by its own hold.
+#[tokio::test]
+async fn members_at_two_addresses_of_one_server_are_refused() {
+    let url = shared().url();
+    let same = url.replace("127.0.0.1", "localhost");
+    let name = unique("addresses");
+    for third in [None, Some(Client::embedded())] {
+        // Not before they are used.
+        let lazy = |url| Client::builder().connect_lazy(url).unwrap();
+        let clients: Vec<_> = [&*url, &same].map(lazy).into_iter().chain(third).collect();
+        let refused = within_limit("refused", red_lock(&clients, &name).lock()).await;
+        assert_matches!(refused, Err(Error::InvalidMembers { .. }));
+        assert_nothing_left(&clients, &name).await;
+    }
+}
+
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
