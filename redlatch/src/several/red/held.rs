@@ -97,13 +97,18 @@ impl MemberHold {
         }
     }
 
-    /// Returns how long its hold is valid. It may have been acquired for longer, before or since:
-    /// clocks have had that long to drift.
+    /// Returns how long its hold is valid.
     fn valid_for(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, |held| {
-            let longest = held.hold().state().period.longest;
-            let lease = longest.max(held.terms.lease.duration());
-            held.hold().valid_despite(clock_drift(lease))
+            held.hold().valid_despite(clock_drift_of(held))
+        })
+    }
+
+    /// Returns how long its lease still lasts. Its hold may end before, at a limit.
+    fn lease_left(&self) -> Duration {
+        self.held.as_ref().map_or(Duration::ZERO, |held| {
+            let left = held.hold().state().period.left(Instant::now());
+            left.saturating_sub(clock_drift_of(held))
         })
     }
 }
@@ -114,10 +119,21 @@ pub(super) fn clock_drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
-/// leases.
+/// Returns the same for a hold. It may have been acquired for longer, before or since: clocks have
+/// had that long to drift.
+fn clock_drift_of(held: &HoldGuard) -> Duration {
+    let longest = held.hold().state().period.longest;
+    clock_drift(longest.max(held.terms.lease.duration()))
+}
+
+/// Returns how long a quorum of the holds is valid now.
 pub(super) fn quorum_valid_for(members: &[MemberHold]) -> Duration {
-    let mut each: Vec<_> = members.iter().map(MemberHold::valid_for).collect();
+    longest_of_quorum(members, MemberHold::valid_for)
+}
+
+/// Returns the quorum-th longest of these times: a quorum has as much.
+fn longest_of_quorum(members: &[MemberHold], time: fn(&MemberHold) -> Duration) -> Duration {
+    let mut each: Vec<_> = members.iter().map(time).collect();
     each.sort_unstable_by(|one, other| other.cmp(one));
     each[quorum(each.len()) - 1]
 }
@@ -188,6 +204,11 @@ impl Majority {
             self.end(Phase::Lost);
         }
         valid
+    }
+
+    /// Returns how long the leases of a quorum still last, whatever limits the holds have.
+    pub(super) fn lease_left(&self) -> Duration {
+        longest_of_quorum(&self.state.lock().members, MemberHold::lease_left)
     }
 
     /// Notices that no majority is held any more.

@@ -292,7 +292,7 @@ impl AcquireOnce for RedLock {
                 majority.start_limits(hold_limits);
                 let requests = MemberRequests {
                     majority: majority.clone(),
-                    ends: lease.map(|_| Instant::now() + majority.valid_for()),
+                    ends: lease.map(|_| Instant::now() + majority.lease_left()),
                 };
                 Arc::new(requests).start(first.background.clone(), None);
                 Ok(Some(HeldMajority(majority)))

@@ -862,6 +862,27 @@ async fn members_at_two_addresses_of_one_server_are_refused() {
     }
 }
 
+/// The interval in which the lock must be fed does not end the lease of members that are acquired later.
+#[tokio::test(start_paused = true)]
+async fn fed_lock_regains_members_until_its_lease_ends() {
+    let (_clients, others, lock) = three_stores().await;
+    let theirs = held(&others[0].lock("a")).await;
+    let request = lock.lock().lease(60 * SECOND).fed_every(2 * SECOND);
+    let guard = request.await.unwrap();
+    let feed_for = async |seconds| {
+        for _ in 0..seconds {
+            sleep(SECOND).await;
+            guard.feed().unwrap();
+        }
+    };
+    feed_for(10).await;
+    free(theirs).await;
+    for _ in 0..4 {
+        feed_for(10).await;
+        assert_eq!(guard.held_members(), 3);
+    }
+}
+
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
