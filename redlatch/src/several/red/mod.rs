@@ -79,7 +79,9 @@ pub struct RedLock {
 impl RedLock {
     /// Creates a handle of the lock that these members form. Each member should be on a different,
     /// independent server, and their number odd. A lock that is passed twice, of the same client,
-    /// counts once. Invalid members are reported as errors when the handle is used.
+    /// counts once. Invalid members are reported as errors when the handle is used. Two clients of
+    /// one server cannot request one name ([`Error::InvalidMembers`]). If they use different
+    /// addresses of it, that is known from its run id, for which they must be permitted to call INFO.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         RedLock {
             members: members.into_iter().map(Into::into).collect(),

@@ -62,12 +62,16 @@ pub(super) async fn request_member(
 ) -> Result<Option<HoldGuard>> {
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.mark_red_lock_member();
-    // A member that does not answer in time may have granted the lock: dropping the attempt
-    // undoes it in the background.
     let progress = Progress::default();
     // The limits begin when a majority is held.
     let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
-    let attempt = requested.try_acquire(None, &progress);
+    let attempt = async {
+        // A read side of this owner that was released, but not settled, would block its own request.
+        hold_ref.settle_sibling().await;
+        requested.try_acquire(None, &progress).await
+    };
+    // A member that does not answer in time may have granted the lock: dropping the attempt
+    // undoes it in the background.
     Ok(match answer_within(member_timeout, attempt).await? {
         Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),
         Outcome::Wait(_) => None,

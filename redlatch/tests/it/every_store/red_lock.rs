@@ -883,6 +883,19 @@ async fn fed_lock_regains_members_until_its_lease_ends() {
     }
 }
 
+/// The release of the owner's read side may be in flight.
+#[tokio::test(start_paused = true)]
+async fn released_read_side_does_not_refuse_its_owner() {
+    let clients = embedded(3).clients().await;
+    let sides = || clients.iter().map(|client| client.read_write_lock("a"));
+    let read = RedLock::new(sides().map(|lock| lock.read()));
+    let write = RedLock::new(sides().map(|lock| lock.write()));
+    let me = Owner::new();
+    drop(read.lock().owner(me).await.unwrap());
+    let guard = write.try_lock().owner(me).await.unwrap().unwrap();
+    assert_eq!(guard.held_members(), 3);
+}
+
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
