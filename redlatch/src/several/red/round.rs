@@ -56,10 +56,11 @@ pub(super) struct RedLockRequest<'a> {
 /// one that is dropped, are settled in the background.
 pub(super) async fn request_member(
     member: &Member,
-    hold_ref: HoldRef,
+    hold_ref: Result<HoldRef>,
     terms: Terms,
     member_timeout: Duration,
 ) -> Result<Option<HoldGuard>> {
+    let hold_ref = hold_ref?;
     hold_ref.hold.state().acquires_again = true;
     hold_ref.hold.mark_red_lock_member();
     let progress = Progress::default();
@@ -105,9 +106,9 @@ impl RedLockRequest<'_> {
         for member in self.members {
             // Looked up anew in each round, so that a hold that was lost meanwhile is not
             // re-entered.
-            let hold_ref = member.lock.hold_ref(self.owner)?;
-            self.options.set_note(&hold_ref.hold);
-            holds.push((member, hold_ref));
+            let hold_ref = member.lock.hold_ref(self.owner);
+            let set_note = |hold_ref: &HoldRef| self.options.set_note(&hold_ref.hold);
+            holds.push((member, hold_ref.inspect(set_note)));
         }
         let (lease, member_timeout) = (self.lease, self.member_timeout);
         let attempts = holds.into_iter().map(|(member, hold_ref)| async move {

@@ -896,6 +896,24 @@ async fn released_read_side_does_not_refuse_its_owner() {
     assert_eq!(guard.held_members(), 3);
 }
 
+/// Its owner holds one of the members as another kind of lock.
+#[tokio::test(start_paused = true)]
+async fn member_of_another_kind_counts_as_refused() {
+    let (clients, _others, lock) = three_stores().await;
+    let me = Owner::new();
+    let kind = async |client: &Client| {
+        let fenced = client.fenced_lock("a");
+        fenced.lock().owner(me).await.unwrap()
+    };
+    let _one = kind(&clients[0]).await;
+    let guard = lock.try_lock().owner(me).await.unwrap().unwrap();
+    assert_eq!(guard.held_members(), 2);
+    free(guard).await;
+    let _two = kind(&clients[1]).await;
+    let refused = lock.try_lock().owner(me).await;
+    assert_matches!(refused, Err(Error::WrongKind { .. }));
+}
+
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
