@@ -8,6 +8,7 @@ mod differential;
 mod held;
 
 use std::future::Future;
+use std::time::Duration;
 
 use tracing::Instrument as _;
 
@@ -171,6 +172,11 @@ impl AcquireOnce for MultiLock {
 
     async fn busy(&self) -> Busy {
         busy(&self.members).await
+    }
+
+    fn waiting_at_most(self, wait: Duration) -> MultiLock {
+        let members = self.members.into_iter();
+        MultiLock::new(members.map(|member| member.waiting_at_most(wait)))
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {

@@ -306,6 +306,9 @@ async fn invalid_input_is_rejected(stores: TestStores) {
         let error = lock.lock().lease(lease).await.unwrap_err();
         assert_matches!(error, Error::InvalidLease { .. });
     }
+    let fair = clients.iter().map(|client| client.fair_lock("a"));
+    let fair = RedLock::new(fair.map(|lock| lock.wait_time(Duration::ZERO)));
+    assert_matches!(fair.lock().await, Err(Error::InvalidSetting { .. }));
     // Nothing of the lease would remain.
     let error = lock.lock().lease(SECOND / 500).await.unwrap_err();
     assert_matches!(error, Error::InvalidSetting { .. });
