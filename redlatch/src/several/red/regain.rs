@@ -152,7 +152,7 @@ impl MemberRequests {
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
-        let hold_ref = member.lock.hold_ref(majority.owner);
+        let hold_ref = || member.lock.hold_ref(majority.owner);
         let lock = member.object().full_name();
         match request_member(member, hold_ref, terms, majority.member_timeout).await {
             Ok(Some(guard)) => {

@@ -52,31 +52,38 @@ pub(super) struct RedLockRequest<'a> {
     pub(super) progress: &'a Progress,
 }
 
-/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of
-/// one that is dropped, are settled in the background.
+/// Requests one member once, and again if the hold that its owner had turns out to be lost. `None`:
+/// another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
+/// the background.
 pub(super) async fn request_member(
     member: &Member,
-    hold_ref: Result<HoldRef>,
+    hold_ref: impl Fn() -> Result<HoldRef>,
     terms: Terms,
     member_timeout: Duration,
 ) -> Result<Option<HoldGuard>> {
-    let hold_ref = hold_ref?;
-    hold_ref.hold.state().acquires_again = true;
-    hold_ref.hold.mark_red_lock_member();
-    let progress = Progress::default();
-    // The limits begin when a majority is held.
-    let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
-    let attempt = async {
-        // A read side of this owner that was released, but not settled, would block its own request.
-        hold_ref.settle_sibling().await;
-        requested.try_acquire(None, &progress).await
+    let attempts = async {
+        loop {
+            let hold_ref = hold_ref()?;
+            hold_ref.hold.state().acquires_again = true;
+            hold_ref.hold.mark_red_lock_member();
+            // A read side of this owner that was released, but not settled, would block its own
+            // request.
+            hold_ref.settle_sibling().await;
+            let progress = Progress::default();
+            // The limits begin when a majority is held.
+            let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
+            return match requested.try_acquire(None, &progress).await {
+                Ok(Outcome::Done(_)) => Ok(Some(HoldGuard::new(hold_ref, terms))),
+                Ok(Outcome::Wait(_)) => Ok(None),
+                // The owner's previous hold was lost meanwhile: start again with a new one.
+                Err(Error::Lost { .. }) if hold_ref.hold.loss().is_some() => continue,
+                Err(error) => Err(error),
+            };
+        }
     };
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
-    Ok(match answer_within(member_timeout, attempt).await? {
-        Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),
-        Outcome::Wait(_) => None,
-    })
+    answer_within(member_timeout, attempts).await
 }
 
 impl RedLockRequest<'_> {
@@ -102,17 +109,18 @@ impl RedLockRequest<'_> {
     /// acquired.
     async fn round(&mut self) -> Result<Option<Arc<Majority>>> {
         let begun = Instant::now();
-        let mut holds = Vec::with_capacity(self.members.len());
-        for member in self.members {
-            // Looked up anew in each round, so that a hold that was lost meanwhile is not
+        let (owner, options, lease) = (self.owner, self.options, self.lease);
+        let member_timeout = self.member_timeout;
+        let attempts = self.members.iter().map(|member| async move {
+            // Looked up anew for each attempt, so that a hold that was lost meanwhile is not
             // re-entered.
-            let hold_ref = member.lock.hold_ref(self.owner);
-            let set_note = |hold_ref: &HoldRef| self.options.set_note(&hold_ref.hold);
-            holds.push((member, hold_ref.inspect(set_note)));
-        }
-        let (lease, member_timeout) = (self.lease, self.member_timeout);
-        let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
-            let requested = request_member(member, hold_ref, member.terms(lease), member_timeout);
+            let hold_ref = || {
+                let hold_ref = member.lock.hold_ref(owner)?;
+                options.set_note(&hold_ref.hold);
+                Ok(hold_ref)
+            };
+            let terms = member.terms(lease);
+            let requested = request_member(member, hold_ref, terms, member_timeout);
             (member, requested.await)
         });
         let mut members = Vec::with_capacity(self.members.len());

@@ -917,6 +917,24 @@ async fn member_of_another_kind_counts_as_refused() {
     assert_matches!(refused, Err(Error::WrongKind { .. }));
 }
 
+/// The loss has not been noticed before the request.
+#[tokio::test(start_paused = true)]
+async fn owner_that_lost_the_lock_acquires_it_at_once() {
+    let (clients, others, lock) = three_stores().await;
+    let me = Owner::new();
+    let lost = lock.lock().owner(me).await.unwrap();
+    for other in &others {
+        assert!(other.lock("a").force_unlock().await.unwrap());
+    }
+    let guard = lock.try_lock().owner(me).await.unwrap().unwrap();
+    assert!(!lost.is_valid());
+    assert_eq!(guard.held_members(), 3);
+    assert_lost(lost.unlock().await, Loss::NotHeld);
+    assert!(guard.is_valid());
+    free(guard).await;
+    assert_nothing_left(&clients, "a").await;
+}
+
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
