@@ -42,6 +42,9 @@ use crate::store::Progress;
 /// Two clients of one store cannot request one name: one would wait for the other ([`Error::InvalidMembers`]). If they use
 /// different addresses of one server, that is known from its run id, for which they must be permitted to call INFO.
 ///
+/// If one of the locks is lost, the guard is. The other locks are renewed until the guard is
+/// released or dropped.
+///
 /// # When not to use it
 ///
 /// A waiter has a position only in the queue of the member that blocks it, not in those of all

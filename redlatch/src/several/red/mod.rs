@@ -41,7 +41,8 @@ use crate::store::Progress;
 /// released, and the next round starts after a short random pause. So it can be acquired and kept
 /// while a minority hangs or is down, and it is still held when one server loses its data.
 ///
-/// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
+/// Each member is renewed by its client's watchdog; the guard is valid while a majority is. When it
+/// is lost, the members that remain are released.
 /// Meanwhile, members that were lost or have not granted the lock are requested again, a few times
 /// a second at most, and count once they have granted it. So a held lock survives that its servers
 /// restart one after the other, even without their data, if each is back before the next one

@@ -642,7 +642,9 @@ async fn invalid_members_are_rejected(store: TestStore) {
 
     let unnamed = once.clone().and(client.lock(""));
     assert_matches!(unnamed.lock().await, Err(Error::InvalidName { .. }));
-    let fair = once.clone().and(client.fair_lock(&name).wait_time(Duration::ZERO));
+    let fair = once
+        .clone()
+        .and(client.fair_lock(&name).wait_time(Duration::ZERO));
     assert_matches!(fair.lock().await, Err(Error::InvalidSetting { .. }));
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = once.lock().lease(lease).await.unwrap_err();

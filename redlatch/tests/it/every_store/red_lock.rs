@@ -935,6 +935,22 @@ async fn owner_that_lost_the_lock_acquires_it_at_once() {
     assert_nothing_left(&clients, "a").await;
 }
 
+/// Otherwise the member that remains is renewed for as long as the guard exists, and no other owner has a majority while
+/// another server is down.
+#[tokio::test(start_paused = true)]
+async fn lost_lock_releases_members_that_remain() {
+    let (clients, others, lock) = three_stores().await;
+    let guard = held(&lock).await;
+    for other in &others[..2] {
+        assert!(other.lock("a").force_unlock().await.unwrap());
+    }
+    guard.lost().await;
+    assert_nothing_left(&clients, "a").await;
+    assert_eq!(guard.held_members(), 0);
+    assert_lost(guard.feed(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
+}
+
 /// The guards of one owner keep the lock each for itself.
 #[tokio::test(start_paused = true)]
 async fn reentered_lock_regains_members_for_each_guard() {
