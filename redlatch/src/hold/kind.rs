@@ -145,6 +145,12 @@ pub(crate) trait HoldKind: Send + Sync + 'static {
         None
     }
 
+    /// The same for a kind that is known at run time.
+    fn erased_waiting_at_most(&self, wait: Duration) -> Option<Arc<dyn HoldKind>> {
+        let _ = wait;
+        None
+    }
+
     /// Returns the hash field that identifies an owner in the store.
     fn field(&self, client: &ClientId, owner: Owner) -> String {
         self.object().field(client.owner_id(owner).into())

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::Span;
 
@@ -78,6 +79,14 @@ impl Member {
         self.session().terms(lease, self.reentrant)
     }
 
+    /// Returns this member with the settings for a request that waits at most `wait`.
+    pub(crate) fn waiting_at_most(mut self, wait: Duration) -> Member {
+        if let Some(kind) = self.lock.kind.erased_waiting_at_most(wait) {
+            self.lock.kind = kind;
+        }
+        self
+    }
+
     /// Returns whether both are in one store, as far as is known.
     fn shares_key(&self, other: &Member) -> bool {
         let stores = [self, other].map(|member| &member.session().store);
@@ -112,6 +121,7 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     let mut by_identity: HashMap<&str, Vec<&Member>> = HashMap::with_capacity(members.len());
     for member in members {
         member.object().check()?;
+        member.lock.kind.check()?;
         let known = by_identity.entry(member.object().identity()).or_default();
         if known.iter().any(|known| known.is_same(member)) {
             continue;

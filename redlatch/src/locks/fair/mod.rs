@@ -351,6 +351,10 @@ impl HoldKind for Fair {
         })
     }
 
+    fn erased_waiting_at_most(&self, wait: Duration) -> Option<Arc<dyn HoldKind>> {
+        Some(Arc::new(self.waiting_at_most(wait)?))
+    }
+
     fn waiter_ttl(&self) -> Option<Lease> {
         Some(self.times.wait())
     }

@@ -189,6 +189,10 @@ impl<P: Part> HoldKind for FairShared<P> {
         })
     }
 
+    fn erased_waiting_at_most(&self, wait: Duration) -> Option<Arc<dyn HoldKind>> {
+        Some(Arc::new(self.waiting_at_most(wait)?))
+    }
+
     fn waiter_ttl(&self) -> Option<Lease> {
         Some(self.times.wait())
     }

@@ -8,6 +8,7 @@ mod differential;
 mod held;
 
 use std::future::Future;
+use std::time::Duration;
 
 use tracing::Instrument as _;
 
@@ -40,6 +41,9 @@ use crate::store::Progress;
 ///
 /// Two clients of one store cannot request one name: one would wait for the other ([`Error::InvalidMembers`]). If they use
 /// different addresses of one server, that is known from its run id, for which they must be permitted to call INFO.
+///
+/// If one of the locks is lost, the guard is. The other locks are renewed until the guard is
+/// released or dropped.
 ///
 /// # When not to use it
 ///
@@ -171,6 +175,11 @@ impl AcquireOnce for MultiLock {
 
     async fn busy(&self) -> Busy {
         busy(&self.members).await
+    }
+
+    fn waiting_at_most(self, wait: Duration) -> MultiLock {
+        let members = self.members.into_iter();
+        MultiLock::new(members.map(|member| member.waiting_at_most(wait)))
     }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {

@@ -53,6 +53,8 @@ pub(super) struct Majority {
 
 struct State {
     phase: Phase,
+    /// The error, if the lock was lost.
+    loss: Option<Error>,
     members: Vec<MemberHold>,
     /// The limits of this lock, which also count for members that are acquired again.
     limits: Option<RunningLimits>,
@@ -97,13 +99,18 @@ impl MemberHold {
         }
     }
 
-    /// Returns how long its hold is valid. It may have been acquired for longer, before or since:
-    /// clocks have had that long to drift.
+    /// Returns how long its hold is valid.
     fn valid_for(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, |held| {
-            let longest = held.hold().state().period.longest;
-            let lease = longest.max(held.terms.lease.duration());
-            held.hold().valid_despite(clock_drift(lease))
+            held.hold().valid_despite(clock_drift_of(held))
+        })
+    }
+
+    /// Returns how long its lease still lasts. Its hold may end before, at a limit.
+    fn lease_left(&self) -> Duration {
+        self.held.as_ref().map_or(Duration::ZERO, |held| {
+            let left = held.hold().state().period.left(Instant::now());
+            left.saturating_sub(clock_drift_of(held))
         })
     }
 }
@@ -114,10 +121,21 @@ pub(super) fn clock_drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
-/// leases.
+/// Returns the same for a hold. It may have been acquired for longer, before or since: clocks have
+/// had that long to drift.
+fn clock_drift_of(held: &HoldGuard) -> Duration {
+    let longest = held.hold().state().period.longest;
+    clock_drift(longest.max(held.terms.lease.duration()))
+}
+
+/// Returns how long a quorum of the holds is valid now.
 pub(super) fn quorum_valid_for(members: &[MemberHold]) -> Duration {
-    let mut each: Vec<_> = members.iter().map(MemberHold::valid_for).collect();
+    longest_of_quorum(members, MemberHold::valid_for)
+}
+
+/// Returns the quorum-th longest of these times: a quorum has as much.
+fn longest_of_quorum(members: &[MemberHold], time: fn(&MemberHold) -> Duration) -> Duration {
+    let mut each: Vec<_> = members.iter().map(time).collect();
     each.sort_unstable_by(|one, other| other.cmp(one));
     each[quorum(each.len()) - 1]
 }
@@ -154,6 +172,7 @@ impl Majority {
             member_timeout,
             state: Mutex::new(State {
                 phase: Phase::Held,
+                loss: None,
                 members,
                 limits: None,
             }),
@@ -185,9 +204,15 @@ impl Majority {
             quorum_valid_for(&state.members)
         };
         if valid.is_zero() {
-            self.end(Phase::Lost);
+            // Other owners may need the members that remain for a majority.
+            drop(self.end(Phase::Lost));
         }
         valid
+    }
+
+    /// Returns how long the leases of a quorum still last, whatever limits the holds have.
+    pub(super) fn lease_left(&self) -> Duration {
+        longest_of_quorum(&self.state.lock().members, MemberHold::lease_left)
     }
 
     /// Notices that no majority is held any more.
@@ -244,30 +269,27 @@ impl Majority {
         self.changed.notify_waiters();
     }
 
-    /// Releases the lock, unless it is lost. Returns the holds of the members.
-    fn release(&self) -> Vec<HoldGuard> {
-        self.end(Phase::Released);
-        take_holds(&mut self.state.lock().members)
-    }
-
-    /// Sets the final phase, once.
-    fn end(&self, phase: Phase) {
-        let loss = {
+    /// Sets the final phase, once. Returns the holds of the members, which the caller has to release.
+    fn end(&self, phase: Phase) -> Vec<HoldGuard> {
+        let (loss, holds) = {
             let state = &mut *self.state.lock();
             if state.phase != Phase::Held {
-                return;
+                return Vec::new();
             }
             state.phase = phase;
             let requests = state.members.iter_mut();
             let requests = requests.filter_map(|one| one.request.take());
             requests.for_each(|work| work.awaited());
             let is_lost = phase == Phase::Lost;
-            is_lost.then(|| state.first_loss()).flatten()
+            let loss = is_lost.then(|| state.first_loss()).flatten();
+            state.loss = loss.as_ref().map(|(hold, reason)| hold.lost_error(*reason));
+            (loss, take_holds(&mut state.members))
         };
         if let Some((hold, loss)) = loss {
             tracing::warn!(lock = hold.object.full_name(), owner = %hold.field, %loss, "lost");
         }
         self.changed.notify_waiters();
+        holds
     }
 
     /// Waits until the lock is lost or released.
@@ -308,10 +330,7 @@ impl Majority {
     /// Returns the error, if the majority is lost.
     fn loss(&self) -> Option<Error> {
         self.check();
-        let state = self.state.lock();
-        let loss = (state.phase == Phase::Lost).then(|| state.first_loss());
-        let (hold, reason) = loss.flatten()?;
-        Some(hold.lost_error(reason))
+        self.state.lock().loss.clone()
     }
 
     /// Starts the limits of the request, which begin when a majority is held.
@@ -328,10 +347,11 @@ impl Held for HeldMajority {
     /// as soon as the unconfirmed members are too few to withhold a majority from other owners.
     async fn release(self) -> Result<()> {
         let majority = &self.0;
+        majority.check();
+        let held_members = majority.end(Phase::Released);
         if let Some(lost) = majority.loss() {
             return Err(lost);
         }
-        let held_members = majority.release();
         let members = majority.state.lock().members.len();
         let is_lost = |one: &&Option<Result<()>>| matches!(one, Some(Err(Error::Lost { .. })));
         let is_kept = |one: &&Option<Result<()>>| !is_lost(one) && !matches!(one, Some(Ok(())));
@@ -386,8 +406,8 @@ impl HeldForLease for HeldMajority {
 }
 
 impl RedGuard {
-    /// Returns how many members granted the lock and are known to keep it: at least a quorum, or
-    /// the lock is lost.
+    /// Returns how many members granted the lock and are known to keep it: at least a quorum. 0 if
+    /// the lock is lost, because the members that remain are released then.
     pub fn held_members(&self) -> usize {
         self.held.0.held_members()
     }
@@ -395,7 +415,7 @@ impl RedGuard {
 
 impl Drop for HeldMajority {
     fn drop(&mut self) {
-        drop(self.0.release());
+        drop(self.0.end(Phase::Released));
     }
 }
 

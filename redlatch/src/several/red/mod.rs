@@ -41,7 +41,8 @@ use crate::store::Progress;
 /// released, and the next round starts after a short random pause. So it can be acquired and kept
 /// while a minority hangs or is down, and it is still held when one server loses its data.
 ///
-/// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
+/// Each member is renewed by its client's watchdog; the guard is valid while a majority is. When it
+/// is lost, the members that remain are released.
 /// Meanwhile, members that were lost or have not granted the lock are requested again, a few times
 /// a second at most, and count once they have granted it. So a held lock survives that its servers
 /// restart one after the other, even without their data, if each is back before the next one
@@ -79,7 +80,9 @@ pub struct RedLock {
 impl RedLock {
     /// Creates a handle of the lock that these members form. Each member should be on a different,
     /// independent server, and their number odd. A lock that is passed twice, of the same client,
-    /// counts once. Invalid members are reported as errors when the handle is used.
+    /// counts once. Invalid members are reported as errors when the handle is used. Two clients of
+    /// one server cannot request one name ([`Error::InvalidMembers`]). If they use different
+    /// addresses of it, that is known from its run id, for which they must be permitted to call INFO.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         RedLock {
             members: members.into_iter().map(Into::into).collect(),
@@ -292,7 +295,7 @@ impl AcquireOnce for RedLock {
                 majority.start_limits(hold_limits);
                 let requests = MemberRequests {
                     majority: majority.clone(),
-                    ends: lease.map(|_| Instant::now() + majority.valid_for()),
+                    ends: lease.map(|_| Instant::now() + majority.lease_left()),
                 };
                 Arc::new(requests).start(first.background.clone(), None);
                 Ok(Some(HeldMajority(majority)))

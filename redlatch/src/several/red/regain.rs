@@ -152,12 +152,9 @@ impl MemberRequests {
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
-        let requested = match member.lock.hold_ref(majority.owner) {
-            Ok(hold_ref) => request_member(member, hold_ref, terms, majority.member_timeout).await,
-            Err(error) => Err(error),
-        };
+        let hold_ref = || member.lock.hold_ref(majority.owner);
         let lock = member.object().full_name();
-        match requested {
+        match request_member(member, hold_ref, terms, majority.member_timeout).await {
             Ok(Some(guard)) => {
                 let confirmed = self.confirm().await;
                 majority.add(i, guard, &confirmed);

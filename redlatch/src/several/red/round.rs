@@ -3,12 +3,14 @@
 //! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to
 //!    answer; a late or failed member counts as a refusal, and its attempt is undone in the
 //!    background.
-//! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
+//! 2. If two members are in one store, release the granted members and return the error. Of clients
+//!    with two addresses of one server, this is known once they have answered.
+//! 3. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
 //!    the lock is acquired.
-//! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
+//! 4. Otherwise release the granted members. If so many members fail that the others cannot form a
 //!    quorum, and waiting cannot fix it, return the error.
-//! 4. If a quorum has been unreachable for longer than the outage limit, return that error.
-//! 5. Otherwise pause for a random time and start the next round.
+//! 5. If a quorum has been unreachable for longer than the outage limit, return that error.
+//! 6. Otherwise pause for a random time and start the next round.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +26,7 @@ use crate::lease::{Expiry, Lease};
 use crate::locks::{HoldGuard, Options};
 use crate::owner::Owner;
 use crate::session::{HoldRef, RequestedHold, Terms};
-use crate::several::Member;
+use crate::several::{Member, check_stores};
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 use crate::wait::{Place, Request, RequestLimits, WaitQueues};
@@ -50,26 +52,38 @@ pub(super) struct RedLockRequest<'a> {
     pub(super) progress: &'a Progress,
 }
 
-/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of
-/// one that is dropped, are settled in the background.
+/// Requests one member once, and again if the hold that its owner had turns out to be lost. `None`:
+/// another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
+/// the background.
 pub(super) async fn request_member(
     member: &Member,
-    hold_ref: HoldRef,
+    hold_ref: impl Fn() -> Result<HoldRef>,
     terms: Terms,
     member_timeout: Duration,
 ) -> Result<Option<HoldGuard>> {
-    hold_ref.hold.state().acquires_again = true;
-    hold_ref.hold.mark_red_lock_member();
+    let attempts = async {
+        loop {
+            let hold_ref = hold_ref()?;
+            hold_ref.hold.state().acquires_again = true;
+            hold_ref.hold.mark_red_lock_member();
+            // A read side of this owner that was released, but not settled, would block its own
+            // request.
+            hold_ref.settle_sibling().await;
+            let progress = Progress::default();
+            // The limits begin when a majority is held.
+            let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
+            return match requested.try_acquire(None, &progress).await {
+                Ok(Outcome::Done(_)) => Ok(Some(HoldGuard::new(hold_ref, terms))),
+                Ok(Outcome::Wait(_)) => Ok(None),
+                // The owner's previous hold was lost meanwhile: start again with a new one.
+                Err(Error::Lost { .. }) if hold_ref.hold.loss().is_some() => continue,
+                Err(error) => Err(error),
+            };
+        }
+    };
     // A member that does not answer in time may have granted the lock: dropping the attempt
     // undoes it in the background.
-    let progress = Progress::default();
-    // The limits begin when a majority is held.
-    let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
-    let attempt = requested.try_acquire(None, &progress);
-    Ok(match answer_within(member_timeout, attempt).await? {
-        Outcome::Done(_) => Some(HoldGuard::new(hold_ref, terms)),
-        Outcome::Wait(_) => None,
-    })
+    answer_within(member_timeout, attempts).await
 }
 
 impl RedLockRequest<'_> {
@@ -95,17 +109,18 @@ impl RedLockRequest<'_> {
     /// acquired.
     async fn round(&mut self) -> Result<Option<Arc<Majority>>> {
         let begun = Instant::now();
-        let mut holds = Vec::with_capacity(self.members.len());
-        for member in self.members {
-            // Looked up anew in each round, so that a hold that was lost meanwhile is not
+        let (owner, options, lease) = (self.owner, self.options, self.lease);
+        let member_timeout = self.member_timeout;
+        let attempts = self.members.iter().map(|member| async move {
+            // Looked up anew for each attempt, so that a hold that was lost meanwhile is not
             // re-entered.
-            let hold_ref = member.lock.hold_ref(self.owner)?;
-            self.options.set_note(&hold_ref.hold);
-            holds.push((member, hold_ref));
-        }
-        let (lease, member_timeout) = (self.lease, self.member_timeout);
-        let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
-            let requested = request_member(member, hold_ref, member.terms(lease), member_timeout);
+            let hold_ref = || {
+                let hold_ref = member.lock.hold_ref(owner)?;
+                options.set_note(&hold_ref.hold);
+                Ok(hold_ref)
+            };
+            let terms = member.terms(lease);
+            let requested = request_member(member, hold_ref, terms, member_timeout);
             (member, requested.await)
         });
         let mut members = Vec::with_capacity(self.members.len());
@@ -117,7 +132,9 @@ impl RedLockRequest<'_> {
             });
             members.push(MemberHold::new(member.clone(), held));
         }
-        if !quorum_valid_for(&members).is_zero() {
+        // Members at two addresses may be at one server, as is known now. One may refuse the other.
+        let distinct = check_stores(self.members);
+        if distinct.is_ok() && !quorum_valid_for(&members).is_zero() {
             let majority = Majority::new(self.owner, members, member_timeout);
             return Ok(Some(Arc::new(majority)));
         }
@@ -125,6 +142,7 @@ impl RedLockRequest<'_> {
         tracing::debug!(had = granted.len(), of = members.len(), "no quorum");
         let releases = granted.into_iter();
         join_all(releases.map(|held| timeout(member_timeout, held.release()))).await;
+        distinct?;
         // Whether so many members failed that the others cannot form a quorum.
         let members = self.members.len();
         let decides = |errors: usize| members - errors.min(members) < quorum(members);

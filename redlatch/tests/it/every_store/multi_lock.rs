@@ -602,6 +602,23 @@ async fn two_addresses_of_one_server_are_one_store() {
     free(held(&databases).await).await;
 }
 
+/// Its process hangs, and its connection stays open: its turn lasts no longer than it would have waited.
+#[tokio::test(start_paused = true)]
+async fn wait_limit_is_wait_time_of_fair_members() {
+    let [client, hanging, other] = embedded_clients();
+    let fair = |client: &Client| client.fair_lock("a");
+    let guard = fair(&client).lock().lease(10 * SECOND).await.unwrap();
+    let request = MultiLock::new([fair(&hanging)]).try_lock().wait(SECOND);
+    let mut waiting = request.into_future();
+    // Embedded stores answer immediately: after this, the request is queued.
+    assert!(poll_up_to(2, &mut waiting).await.is_none());
+    free(guard).await;
+    let begun = tokio::time::Instant::now();
+    free(held(&fair(&other)).await).await;
+    // Its place in the queue lasts for the lease that it waited for, and the wait time.
+    assert_took(begun.elapsed(), ..=11 * SECOND);
+}
+
 async fn invalid_members_are_rejected(store: TestStore) {
     let [client, other] = store.clients().await;
     let invalid = |error: Error, reason: &str| {
@@ -625,6 +642,10 @@ async fn invalid_members_are_rejected(store: TestStore) {
 
     let unnamed = once.clone().and(client.lock(""));
     assert_matches!(unnamed.lock().await, Err(Error::InvalidName { .. }));
+    let fair = once
+        .clone()
+        .and(client.fair_lock(&name).wait_time(Duration::ZERO));
+    assert_matches!(fair.lock().await, Err(Error::InvalidSetting { .. }));
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = once.lock().lease(lease).await.unwrap_err();
         assert_matches!(error, Error::InvalidLease { .. });

@@ -306,6 +306,9 @@ async fn invalid_input_is_rejected(stores: TestStores) {
         let error = lock.lock().lease(lease).await.unwrap_err();
         assert_matches!(error, Error::InvalidLease { .. });
     }
+    let fair = clients.iter().map(|client| client.fair_lock("a"));
+    let fair = RedLock::new(fair.map(|lock| lock.wait_time(Duration::ZERO)));
+    assert_matches!(fair.lock().await, Err(Error::InvalidSetting { .. }));
     // Nothing of the lease would remain.
     let error = lock.lock().lease(SECOND / 500).await.unwrap_err();
     assert_matches!(error, Error::InvalidSetting { .. });
@@ -843,6 +846,109 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
         };
         assert_lost(guard.unlock().await, reason);
     }
+}
+
+/// The server has one run id, which is known when the members have been requested. Until then each round would be
+/// refused by its own hold.
+#[tokio::test]
+async fn members_at_two_addresses_of_one_server_are_refused() {
+    let url = shared().url();
+    let same = url.replace("127.0.0.1", "localhost");
+    let name = unique("addresses");
+    for third in [None, Some(Client::embedded())] {
+        // Not before they are used.
+        let lazy = |url| Client::builder().connect_lazy(url).unwrap();
+        let clients: Vec<_> = [&*url, &same].map(lazy).into_iter().chain(third).collect();
+        let refused = within_limit("refused", red_lock(&clients, &name).lock()).await;
+        assert_matches!(refused, Err(Error::InvalidMembers { .. }));
+        assert_nothing_left(&clients, &name).await;
+    }
+}
+
+/// The interval in which the lock must be fed does not end the lease of members that are acquired later.
+#[tokio::test(start_paused = true)]
+async fn fed_lock_regains_members_until_its_lease_ends() {
+    let (_clients, others, lock) = three_stores().await;
+    let theirs = held(&others[0].lock("a")).await;
+    let request = lock.lock().lease(60 * SECOND).fed_every(2 * SECOND);
+    let guard = request.await.unwrap();
+    let feed_for = async |seconds| {
+        for _ in 0..seconds {
+            sleep(SECOND).await;
+            guard.feed().unwrap();
+        }
+    };
+    feed_for(10).await;
+    free(theirs).await;
+    for _ in 0..4 {
+        feed_for(10).await;
+        assert_eq!(guard.held_members(), 3);
+    }
+}
+
+/// The release of the owner's read side may be in flight.
+#[tokio::test(start_paused = true)]
+async fn released_read_side_does_not_refuse_its_owner() {
+    let clients = embedded(3).clients().await;
+    let sides = || clients.iter().map(|client| client.read_write_lock("a"));
+    let read = RedLock::new(sides().map(|lock| lock.read()));
+    let write = RedLock::new(sides().map(|lock| lock.write()));
+    let me = Owner::new();
+    drop(read.lock().owner(me).await.unwrap());
+    let guard = write.try_lock().owner(me).await.unwrap().unwrap();
+    assert_eq!(guard.held_members(), 3);
+}
+
+/// Its owner holds one of the members as another kind of lock.
+#[tokio::test(start_paused = true)]
+async fn member_of_another_kind_counts_as_refused() {
+    let (clients, _others, lock) = three_stores().await;
+    let me = Owner::new();
+    let kind = async |client: &Client| {
+        let fenced = client.fenced_lock("a");
+        fenced.lock().owner(me).await.unwrap()
+    };
+    let _one = kind(&clients[0]).await;
+    let guard = lock.try_lock().owner(me).await.unwrap().unwrap();
+    assert_eq!(guard.held_members(), 2);
+    free(guard).await;
+    let _two = kind(&clients[1]).await;
+    let refused = lock.try_lock().owner(me).await;
+    assert_matches!(refused, Err(Error::WrongKind { .. }));
+}
+
+/// The loss has not been noticed before the request.
+#[tokio::test(start_paused = true)]
+async fn owner_that_lost_the_lock_acquires_it_at_once() {
+    let (clients, others, lock) = three_stores().await;
+    let me = Owner::new();
+    let lost = lock.lock().owner(me).await.unwrap();
+    for other in &others {
+        assert!(other.lock("a").force_unlock().await.unwrap());
+    }
+    let guard = lock.try_lock().owner(me).await.unwrap().unwrap();
+    assert!(!lost.is_valid());
+    assert_eq!(guard.held_members(), 3);
+    assert_lost(lost.unlock().await, Loss::NotHeld);
+    assert!(guard.is_valid());
+    free(guard).await;
+    assert_nothing_left(&clients, "a").await;
+}
+
+/// Otherwise the member that remains is renewed for as long as the guard exists, and no other owner has a majority while
+/// another server is down.
+#[tokio::test(start_paused = true)]
+async fn lost_lock_releases_members_that_remain() {
+    let (clients, others, lock) = three_stores().await;
+    let guard = held(&lock).await;
+    for other in &others[..2] {
+        assert!(other.lock("a").force_unlock().await.unwrap());
+    }
+    guard.lost().await;
+    assert_nothing_left(&clients, "a").await;
+    assert_eq!(guard.held_members(), 0);
+    assert_lost(guard.feed(), Loss::NotHeld);
+    assert_lost(guard.unlock().await, Loss::NotHeld);
 }
 
 /// The guards of one owner keep the lock each for itself.
