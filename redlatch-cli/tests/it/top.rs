@@ -90,15 +90,10 @@ impl Terminal {
         screen
     }
 
-    #[track_caller]
-    fn until_prompt(&self) {
-        self.until_screen_is("a prompt", |screen| screen.trim_end().ends_with("prompt:"));
-    }
-
     /// Asserts that the shell reads lines, and that the terminal echoes them. Returns the exit code of the latest command.
     #[track_caller]
     fn assert_usable(&self) -> String {
-        self.until_prompt();
+        self.until_screen_is("a prompt", |screen| screen.trim_end().ends_with("prompt:"));
         self.line("echo code $?; stty -a | grep -c -e ' icanon.* echo '; echo $((6 * 7))nd");
         let screen = self.until_screen("42nd");
         assert!(screen.contains("prompt: echo code $?"), "{screen}");
@@ -197,8 +192,13 @@ fn top_restores_the_terminal() {
     terminal.until_screen("> kept");
     // This signal cannot be caught. The shell restores the modes, and `fg` shows the view again.
     kill_process(pid_of_top(&server), Signal::STOP).unwrap();
-    // What was drawn before is still there. Without a prompt, what is typed may be lost.
-    terminal.until_prompt();
+    // What was drawn before is still there, also below the prompt. Before that, what is typed may be lost.
+    terminal.until_screen_is("a prompt of the shell", |screen| {
+        screen
+            .split("Stopped")
+            .nth(1)
+            .is_some_and(|rest| rest.contains("prompt:"))
+    });
     terminal.line("clear");
     terminal.until_screen_is("cleared", |screen| screen.trim() == "prompt:");
     terminal.line("fg");
