@@ -298,7 +298,7 @@ impl Request for LockRequest<'_> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let excludes = self.lock.kind.spec().excludes_waiters();
+        let excludes = self.requested.hold_ref.hold.excludes_waiters();
         excludes.then(|| self.requested.terms.lease.duration())
     }
 
@@ -333,7 +333,7 @@ impl Request for LockRequest<'_> {
         }
         let offer = offer.downcast::<LocalHandoff>().ok()?;
         let handed_off = offer.accept(kind.share(), self.requested.hold_limits, now)?;
-        let excludes = kind.spec().excludes_waiters();
+        let excludes = self.requested.hold_ref.hold.excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
             let mut state = handed_off.hold()?.state_at(|| now);
@@ -344,10 +344,10 @@ impl Request for LockRequest<'_> {
         Some((0, end))
     }
 
-    async fn accept(&mut self, message: i64) -> Option<(u64, Instant)> {
-        let end = self.requested.accept_grant(message).await?;
+    async fn accept(&mut self, message: i64) -> Option<u64> {
+        self.requested.accept_grant(message).await?;
         self.store_may_know_waiter = false;
-        Some((0, end))
+        Some(0)
     }
 
     fn pause(&mut self) -> Option<Duration> {

@@ -762,6 +762,42 @@ async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
     }
 }
 
+/// The forced release wakes no request of its owner. The lost guard still exists, so no release of this
+/// client does, either.
+#[tokio::test(start_paused = true)]
+async fn owner_reacquires_fair_lock_beside_its_lost_guard() {
+    for (is_renewed, accepts_grants) in [(true, true), (true, false), (false, false)] {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| {
+            let settings = Client::builder().subscription_linger(10_000 * SECOND);
+            let settings = settings.fair_grants(accepts_grants);
+            settings.connect_embedded(&store).unwrap()
+        });
+        let (mine, theirs, me) = (client.fair_lock("a"), peer.fair_lock("a"), Owner::new());
+        let request = || match is_renewed {
+            true => mine.lock().owner(me),
+            false => mine.lock().owner(me).lease(3600 * SECOND),
+        };
+        let held = theirs.lock().await.unwrap();
+        let waiting = tokio::spawn(request().into_future());
+        run_others().await;
+        held.unlock().await.unwrap();
+        let lost = waiting.await.unwrap().unwrap();
+        assert!(theirs.force_unlock().await.unwrap());
+        match is_renewed {
+            true => lost.lost().await,
+            false => assert_not_held(lost.reenter().await.map(drop)),
+        }
+        let begun = Instant::now();
+        request().await.unwrap().unlock().await.unwrap();
+        assert_eq!(
+            begun.elapsed(),
+            Duration::ZERO,
+            "{is_renewed} {accepts_grants}"
+        );
+    }
+}
+
 /// The release of the dropped request removes the owner from the queue.
 #[tokio::test(start_paused = true)]
 async fn other_request_of_owner_queues_again_after_drop() {
