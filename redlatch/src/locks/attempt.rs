@@ -371,8 +371,8 @@ impl Drop for LockRequest<'_> {
     /// the attempt removes the record.
     fn drop(&mut self) {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
-        if self.store_may_know_waiter && !is_settled_by_attempt {
-            self.requested.remove_waiter();
+        if (self.store_may_know_waiter || self.owner_is_named) && !is_settled_by_attempt {
+            self.requested.remove_waiter(self.store_may_know_waiter);
         }
     }
 }

@@ -798,30 +798,43 @@ async fn owner_reacquires_fair_lock_beside_its_lost_guard() {
     }
 }
 
-/// The release of the dropped request removes the owner from the queue.
+/// Another request of an owner that waits keeps the owner's place in the queue. The last one leaves
+/// it, also if it has sent nothing.
 #[tokio::test(start_paused = true)]
-async fn other_request_of_owner_queues_again_after_drop() {
-    let [client, other] = clients().1;
-    let lock = client.fair_lock("a");
-    let held = other
-        .fair_lock("a")
-        .lock()
-        .lease(60 * SECOND)
-        .await
-        .unwrap();
-    let me = Owner::new();
-    let mut first = Box::pin(lock.lock().owner(me).into_future());
-    let second = tokio::spawn(lock.lock().owner(me).into_future());
-    let waited = tokio::time::timeout(SECOND, first.as_mut()).await;
-    assert!(waited.is_err());
-    drop(first);
-    client.flush().await;
-    tokio::time::sleep(SECOND).await;
-    let begun = Instant::now();
-    held.unlock().await.unwrap();
-    let guard = second.await.unwrap().unwrap();
-    assert_eq!(begun.elapsed(), Duration::ZERO);
-    guard.unlock().await.unwrap();
+async fn other_request_of_owner_keeps_the_place_of_a_dropped_one() {
+    for (is_multi_lock, is_dropped) in [(false, false), (false, true), (true, false), (true, true)]
+    {
+        let [client, peer, other] = clients().1;
+        let [mine, theirs, third] = [&client, &peer, &other].map(|one| one.fair_lock("a"));
+        let held = theirs.lock().lease(60 * SECOND).await.unwrap();
+        let (me, both) = (Owner::new(), MultiLock::new([&mine]));
+        let first = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        let behind = tokio::spawn(third.lock().into_future());
+        run_others().await;
+        let (single, multi) = (mine.lock().owner(me), both.lock().owner(me));
+        let second = match is_multi_lock {
+            false => tokio::spawn(async move { single.await.map(drop) }),
+            true => tokio::spawn(async move { multi.await.map(drop) }),
+        };
+        run_others().await;
+        first.abort();
+        if is_dropped {
+            second.abort();
+        }
+        run_others().await;
+        client.flush().await;
+        let position = mine.position(me).await.unwrap();
+        assert_eq!(position, (!is_dropped).then_some(0), "{is_multi_lock}");
+        held.unlock().await.unwrap();
+        if !is_dropped {
+            second.await.unwrap().unwrap();
+        }
+        behind.await.unwrap().unwrap().unlock().await.unwrap();
+        client.flush().await;
+        assert_eq!(client.status().holds, 0);
+        assert!(mine.queue().await.unwrap().is_empty());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -157,8 +157,8 @@ impl<'a> MultiLockRequest<'a> {
     fn switch_to(&mut self, other: Option<usize>) {
         let left = self.waited_for().request(true);
         let is_settled = self.member_in_flight && self.progress.was_sent();
-        if self.store_may_know_waiter && !is_settled {
-            left.remove_waiter();
+        if !is_settled {
+            left.remove_waiter(self.store_may_know_waiter);
         }
         (self.store_may_know_waiter, self.member_in_flight) = (false, false);
         self.blocking_member = other;
