@@ -10,8 +10,9 @@ use super::{AcquireOnce, AnyLock, Busy, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::{HoldLimits, PeriodId};
+use crate::hold::{HoldLimits, PeriodId, Share};
 use crate::join::Boxed;
+use crate::lease::Expiry;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::{HoldRef, LocalHandoff, RequestedHold, StoreHandoff, Terms};
@@ -282,8 +283,14 @@ impl Request for LockRequest<'_> {
         self.in_flight = true;
         let channel = subscribe.then(|| self.requested.channel());
         let attempt = self.requested.try_acquire(channel, self.progress);
-        let outcome = attempt.await;
+        let mut outcome = attempt.await;
         self.in_flight = false;
+        // No holder notices, and no message reports, that other permits were set or deleted by hand.
+        if let (Ok(Outcome::Wait(left)), Share::Permits(_)) = (&mut outcome, self.lock.kind.share())
+        {
+            let lease = self.requested.hold_ref.session.watchdog.lease();
+            *left = Expiry::In(lease.duration()).min(*left);
+        }
         match &outcome {
             Ok(Outcome::Done(_)) => self.store_may_know_waiter = false,
             Ok(Outcome::Wait(_)) => self.store_may_know_waiter = self.requested.waits,

@@ -588,3 +588,19 @@ async fn refusal_from_before_release_does_not_count_for_later_request() {
     assert!(unknown.is_err(), "{unknown:?}");
     assert!(!waiting.is_finished());
 }
+
+/// Another program deletes the semaphore without a message.
+#[tokio::test(start_paused = true)]
+async fn waiter_for_expirable_permits_retries_once_in_each_watchdog_lease() {
+    let store = Embedded::new();
+    let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [mine, theirs] = [&client, &peer].map(|one| one.expirable_semaphore("a").permits(1));
+    let held = theirs.acquire().lease(3600 * SECOND).await.unwrap();
+    let waiting = tokio::spawn(mine.acquire().into_future());
+    run_others().await;
+    store.remove("a");
+    let begun = Instant::now();
+    drop(waiting.await.unwrap().unwrap());
+    assert_eq!(begun.elapsed().as_secs(), 30);
+    drop(held);
+}
