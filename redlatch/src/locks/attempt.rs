@@ -240,6 +240,17 @@ impl LockRequest<'_> {
         }
     }
 
+    /// Makes one attempt.
+    async fn send_once(&mut self, subscribe: bool) -> Result<Outcome> {
+        self.requested.request_number = self.next_number();
+        self.in_flight = true;
+        let channel = subscribe.then(|| self.requested.channel());
+        let attempt = self.requested.try_acquire(channel, self.progress);
+        let outcome = attempt.await;
+        self.in_flight = false;
+        outcome
+    }
+
     /// Returns the number of the next attempt, if it accepts a grant; else 0. With a fixed lease it does not: the
     /// guard would have less than the lease.
     fn next_number(&self) -> i64 {
@@ -279,12 +290,18 @@ impl Request for LockRequest<'_> {
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
-        self.requested.request_number = self.next_number();
-        self.in_flight = true;
-        let channel = subscribe.then(|| self.requested.channel());
-        let attempt = self.requested.try_acquire(channel, self.progress);
-        let mut outcome = attempt.await;
-        self.in_flight = false;
+        let mut outcome = self.send_once(subscribe).await;
+        if let Err(Error::WriteWhileReading { .. }) = &outcome {
+            // The read may have been canceled in flight.
+            let again = async {
+                match self.requested.hold_ref.settle_sibling().await {
+                    true => self.send_once(subscribe).await,
+                    false => outcome,
+                }
+            };
+            // Boxed: seldom needed.
+            outcome = Box::pin(again).await;
+        }
         // No holder notices, and no message reports, that other permits were set or deleted by hand.
         if let (Ok(Outcome::Wait(left)), Share::Permits(_)) = (&mut outcome, self.lock.kind.share())
         {

@@ -713,6 +713,38 @@ async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
     }
 }
 
+/// The writer is refused while the canceled read of its owner is not settled yet.
+#[tokio::test(start_paused = true)]
+async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_flight() {
+    for is_canceled in [true, false] {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| {
+            let settings = Client::builder().fair_grants(false);
+            settings.connect_embedded(&store).unwrap()
+        });
+        let (lock, me) = (client.fair_read_write_lock("a"), Owner::new());
+        let held = peer.fair_read_write_lock("a").write().lock().await.unwrap();
+        let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
+        run_others().await;
+        let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
+        run_others().await;
+        store.delay_answers([Duration::ZERO, SECOND]);
+        held.unlock().await.unwrap();
+        run_others().await;
+        if is_canceled {
+            reading.abort();
+            writing.await.unwrap().unwrap().unlock().await.unwrap();
+        } else {
+            let reader = reading.await.unwrap().unwrap();
+            let refused = writing.await.unwrap().map(drop);
+            assert!(matches!(refused, Err(Error::WriteWhileReading { .. })));
+            reader.unlock().await.unwrap();
+        }
+        client.flush().await;
+        assert_eq!(client.status().holds, 0);
+    }
+}
+
 /// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
 #[tokio::test(start_paused = true)]
 async fn undo_of_acquisition_is_abandoned_after_its_lease() {
