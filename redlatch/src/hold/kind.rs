@@ -71,13 +71,6 @@ impl Spec {
             release_frees: true,
         }
     }
-
-    /// Returns whether an acquisition blocks the other waiters in the client's queue until a message
-    /// reports its end. Otherwise the next waiter retries immediately, because others can acquire the
-    /// object as well, or its end is not announced.
-    pub(crate) fn excludes_waiters(&self) -> bool {
-        self.queue == QueueKind::Exclusive && self.has_owner && !self.polls
-    }
 }
 
 /// One kind, with the keys of an object and the settings of a handle.

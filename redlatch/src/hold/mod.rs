@@ -144,6 +144,16 @@ impl Hold {
         Ok(())
     }
 
+    /// Returns whether an acquisition blocks the other waiters in the client's queue until a message
+    /// reports its end. Otherwise the next waiter retries immediately, because others can acquire the
+    /// object as well, or its end is not announced. A channel of its owner does not announce that
+    /// another client has ended the hold.
+    pub(crate) fn excludes_waiters(&self) -> bool {
+        let spec = self.kind.spec();
+        let is_exclusive = spec.queue == QueueKind::Exclusive && spec.has_owner && !spec.polls;
+        is_exclusive && self.waiter_channel.is_none()
+    }
+
     /// Starts the limits of a request that takes over the guard.
     pub(crate) fn start_limits(&self, limits: &HoldLimits) {
         let now = Instant::now();

@@ -125,6 +125,9 @@ pub(crate) struct HoldState {
     /// Whether a request may acquire the object for this owner after a release: the caller has named
     /// the owner, a guard's request continues the hold, or it settles an earlier attempt first.
     pub(crate) acquires_again: bool,
+    /// Whether a request has left what the store remembers of it, such as its place in a fair queue,
+    /// to the owner's next request that waits.
+    pub(crate) left_place: bool,
     pub(crate) watchdog: WatchdogState,
 }
 
@@ -172,6 +175,7 @@ impl HoldState {
             superseded: false,
             ids_are_shared: false,
             acquires_again: false,
+            left_place: false,
             watchdog: WatchdogState::default(),
         }
     }
@@ -200,6 +204,7 @@ impl HoldState {
         }
         self.count += 1;
         self.renewed += u32::from(renewed);
+        self.left_place = false;
         Ok(())
     }
 

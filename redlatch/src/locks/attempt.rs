@@ -10,8 +10,9 @@ use super::{AcquireOnce, AnyLock, Busy, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::{HoldLimits, PeriodId};
+use crate::hold::{HoldLimits, PeriodId, Share};
 use crate::join::Boxed;
+use crate::lease::Expiry;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::{HoldRef, LocalHandoff, RequestedHold, StoreHandoff, Terms};
@@ -239,6 +240,17 @@ impl LockRequest<'_> {
         }
     }
 
+    /// Makes one attempt.
+    async fn send_once(&mut self, subscribe: bool) -> Result<Outcome> {
+        self.requested.request_number = self.next_number();
+        self.in_flight = true;
+        let channel = subscribe.then(|| self.requested.channel());
+        let attempt = self.requested.try_acquire(channel, self.progress);
+        let outcome = attempt.await;
+        self.in_flight = false;
+        outcome
+    }
+
     /// Returns the number of the next attempt, if it accepts a grant; else 0. With a fixed lease it does not: the
     /// guard would have less than the lease.
     fn next_number(&self) -> i64 {
@@ -278,12 +290,24 @@ impl Request for LockRequest<'_> {
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
-        self.requested.request_number = self.next_number();
-        self.in_flight = true;
-        let channel = subscribe.then(|| self.requested.channel());
-        let attempt = self.requested.try_acquire(channel, self.progress);
-        let outcome = attempt.await;
-        self.in_flight = false;
+        let mut outcome = self.send_once(subscribe).await;
+        if let Err(Error::WriteWhileReading { .. }) = &outcome {
+            // The read may have been canceled in flight.
+            let again = async {
+                match self.requested.hold_ref.settle_sibling().await {
+                    true => self.send_once(subscribe).await,
+                    false => outcome,
+                }
+            };
+            // Boxed: seldom needed.
+            outcome = Box::pin(again).await;
+        }
+        // No holder notices, and no message reports, that other permits were set or deleted by hand.
+        if let (Ok(Outcome::Wait(left)), Share::Permits(_)) = (&mut outcome, self.lock.kind.share())
+        {
+            let lease = self.requested.hold_ref.session.watchdog.lease();
+            *left = Expiry::In(lease.duration()).min(*left);
+        }
         match &outcome {
             Ok(Outcome::Done(_)) => self.store_may_know_waiter = false,
             Ok(Outcome::Wait(_)) => self.store_may_know_waiter = self.requested.waits,
@@ -298,7 +322,7 @@ impl Request for LockRequest<'_> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let excludes = self.lock.kind.spec().excludes_waiters();
+        let excludes = self.requested.hold_ref.hold.excludes_waiters();
         excludes.then(|| self.requested.terms.lease.duration())
     }
 
@@ -333,7 +357,7 @@ impl Request for LockRequest<'_> {
         }
         let offer = offer.downcast::<LocalHandoff>().ok()?;
         let handed_off = offer.accept(kind.share(), self.requested.hold_limits, now)?;
-        let excludes = kind.spec().excludes_waiters();
+        let excludes = self.requested.hold_ref.hold.excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
             let mut state = handed_off.hold()?.state_at(|| now);
@@ -344,10 +368,10 @@ impl Request for LockRequest<'_> {
         Some((0, end))
     }
 
-    async fn accept(&mut self, message: i64) -> Option<(u64, Instant)> {
-        let end = self.requested.accept_grant(message).await?;
+    async fn accept(&mut self, message: i64) -> Option<u64> {
+        self.requested.accept_grant(message).await?;
         self.store_may_know_waiter = false;
-        Some((0, end))
+        Some(0)
     }
 
     fn pause(&mut self) -> Option<Duration> {
@@ -371,8 +395,8 @@ impl Drop for LockRequest<'_> {
     /// the attempt removes the record.
     fn drop(&mut self) {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
-        if self.store_may_know_waiter && !is_settled_by_attempt {
-            self.requested.remove_waiter();
+        if (self.store_may_know_waiter || self.owner_is_named) && !is_settled_by_attempt {
+            self.requested.remove_waiter(self.store_may_know_waiter);
         }
     }
 }

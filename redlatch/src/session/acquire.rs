@@ -209,9 +209,22 @@ impl<'r> RequestedHold<'r> {
         remembered.map_or(self.terms.lease, |ttl| ttl.max(self.terms.lease))
     }
 
-    /// Removes what the store remembers of this waiter, in the background.
-    pub(crate) fn remove_waiter(&self) {
-        if self.kind.waiter_ttl().is_some() {
+    /// Removes what the store may know of this waiter, in the background. If another request of the
+    /// owner waits, it keeps that, and removes it when it waits no longer.
+    pub(crate) fn remove_waiter(&self, store_may_know_waiter: bool) {
+        let HoldRef { session, hold, .. } = self.hold_ref;
+        if self.kind.waiter_ttl().is_none() {
+            return;
+        }
+        // First: another request may end its wait just now.
+        hold.state().left_place |= store_may_know_waiter;
+        let object = hold.object.identity();
+        if hold.waiter_channel.is_some()
+            && session.waiting.channels.has_waiters(self.channel(), object)
+        {
+            return;
+        }
+        if std::mem::take(&mut hold.state().left_place) {
             let hold_ref = self.hold_ref.clone();
             let change = hold_ref.hold.state().ledger.waiter_left();
             let permit = None;

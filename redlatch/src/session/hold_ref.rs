@@ -103,21 +103,27 @@ impl Session {
         wait_for(&self.sibling_acquired, || is_held().then_some(())).await;
     }
 
-    /// Settles what `owner` has released of `object` but not settled yet.
-    pub(super) async fn settle_released(self: &Arc<Self>, owner: Owner, object: &Arc<ObjectKeys>) {
+    /// Settles what `owner` has released of `object` but not settled yet. Returns whether there was
+    /// something to settle.
+    pub(super) async fn settle_released(
+        self: &Arc<Self>,
+        owner: Owner,
+        object: &Arc<ObjectKeys>,
+    ) -> bool {
         let hold_ref = {
             let mut holds = self.holds.lock();
             let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
-                return;
+                return false;
             };
             if entry.hold.state().ledger.is_settled() {
-                return;
+                return false;
             }
             entry.refs += 1;
             HoldRef::new(self.clone(), entry.hold.clone())
         };
         // If this fails, it is retried in the background, and the request that follows will fail too.
         let _ = hold_ref.settle().await;
+        true
     }
 }
 
@@ -249,11 +255,13 @@ impl HoldRef {
         }
     }
 
-    /// Settles what the owner has released of the sibling object, which could block this one.
-    pub(crate) async fn settle_sibling(&self) {
-        if let Some(sibling) = self.hold.kind.sibling() {
+    /// Settles what the owner has released of the sibling object, which could block this one. Returns
+    /// whether there was something to settle.
+    pub(crate) async fn settle_sibling(&self) -> bool {
+        match self.hold.kind.sibling() {
             // Boxed: few kinds have a sibling object.
-            Box::pin(self.session.settle_released(self.hold.owner, sibling)).await;
+            Some(sibling) => Box::pin(self.session.settle_released(self.hold.owner, sibling)).await,
+            None => false,
         }
     }
 }

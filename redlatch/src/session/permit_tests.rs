@@ -588,3 +588,40 @@ async fn refusal_from_before_release_does_not_count_for_later_request() {
     assert!(unknown.is_err(), "{unknown:?}");
     assert!(!waiting.is_finished());
 }
+
+/// A latch whose key has disappeared is open, which no message reports.
+#[tokio::test(start_paused = true)]
+async fn answer_from_before_a_latch_was_open_does_not_count_for_later_request() {
+    for deletes in [false, true] {
+        let store = Embedded::new();
+        let client = Client::builder().connect_embedded(&store).unwrap();
+        let latch = client.count_down_latch("a");
+        latch.try_set_count(1).await.unwrap();
+        let waiting = tokio::spawn(latch.wait().into_future());
+        sleep(MILLIS).await;
+        store.remove("a");
+        assert!(!latch.try_wait().wait(MILLIS).await.unwrap());
+        match deletes {
+            false => assert_eq!(latch.count_down().await.unwrap(), 0),
+            true => assert!(!latch.delete().await.unwrap()),
+        }
+        assert!(latch.try_wait().wait(MILLIS).await.unwrap(), "{deletes}");
+        waiting.await.unwrap().unwrap();
+    }
+}
+
+/// Another program deletes the semaphore without a message.
+#[tokio::test(start_paused = true)]
+async fn waiter_for_expirable_permits_retries_once_in_each_watchdog_lease() {
+    let store = Embedded::new();
+    let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [mine, theirs] = [&client, &peer].map(|one| one.expirable_semaphore("a").permits(1));
+    let held = theirs.acquire().lease(3600 * SECOND).await.unwrap();
+    let waiting = tokio::spawn(mine.acquire().into_future());
+    run_others().await;
+    store.remove("a");
+    let begun = Instant::now();
+    drop(waiting.await.unwrap().unwrap());
+    assert_eq!(begun.elapsed().as_secs(), 30);
+    drop(held);
+}

@@ -713,6 +713,38 @@ async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
     }
 }
 
+/// The writer is refused while the canceled read of its owner is not settled yet.
+#[tokio::test(start_paused = true)]
+async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_flight() {
+    for is_canceled in [true, false] {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| {
+            let settings = Client::builder().fair_grants(false);
+            settings.connect_embedded(&store).unwrap()
+        });
+        let (lock, me) = (client.fair_read_write_lock("a"), Owner::new());
+        let held = peer.fair_read_write_lock("a").write().lock().await.unwrap();
+        let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
+        run_others().await;
+        let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
+        run_others().await;
+        store.delay_answers([Duration::ZERO, SECOND]);
+        held.unlock().await.unwrap();
+        run_others().await;
+        if is_canceled {
+            reading.abort();
+            writing.await.unwrap().unwrap().unlock().await.unwrap();
+        } else {
+            let reader = reading.await.unwrap().unwrap();
+            let refused = writing.await.unwrap().map(drop);
+            assert!(matches!(refused, Err(Error::WriteWhileReading { .. })));
+            reader.unlock().await.unwrap();
+        }
+        client.flush().await;
+        assert_eq!(client.status().holds, 0);
+    }
+}
+
 /// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
 #[tokio::test(start_paused = true)]
 async fn undo_of_acquisition_is_abandoned_after_its_lease() {
@@ -762,30 +794,79 @@ async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
     }
 }
 
-/// The release of the dropped request removes the owner from the queue.
+/// The forced release wakes no request of its owner. The lost guard still exists, so no release of this
+/// client does, either.
 #[tokio::test(start_paused = true)]
-async fn other_request_of_owner_queues_again_after_drop() {
-    let [client, other] = clients().1;
-    let lock = client.fair_lock("a");
-    let held = other
-        .fair_lock("a")
-        .lock()
-        .lease(60 * SECOND)
-        .await
-        .unwrap();
-    let me = Owner::new();
-    let mut first = Box::pin(lock.lock().owner(me).into_future());
-    let second = tokio::spawn(lock.lock().owner(me).into_future());
-    let waited = tokio::time::timeout(SECOND, first.as_mut()).await;
-    assert!(waited.is_err());
-    drop(first);
-    client.flush().await;
-    tokio::time::sleep(SECOND).await;
-    let begun = Instant::now();
-    held.unlock().await.unwrap();
-    let guard = second.await.unwrap().unwrap();
-    assert_eq!(begun.elapsed(), Duration::ZERO);
-    guard.unlock().await.unwrap();
+async fn owner_reacquires_fair_lock_beside_its_lost_guard() {
+    for (is_renewed, accepts_grants) in [(true, true), (true, false), (false, false)] {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| {
+            let settings = Client::builder().subscription_linger(10_000 * SECOND);
+            let settings = settings.fair_grants(accepts_grants);
+            settings.connect_embedded(&store).unwrap()
+        });
+        let (mine, theirs, me) = (client.fair_lock("a"), peer.fair_lock("a"), Owner::new());
+        let request = || match is_renewed {
+            true => mine.lock().owner(me),
+            false => mine.lock().owner(me).lease(3600 * SECOND),
+        };
+        let held = theirs.lock().await.unwrap();
+        let waiting = tokio::spawn(request().into_future());
+        run_others().await;
+        held.unlock().await.unwrap();
+        let lost = waiting.await.unwrap().unwrap();
+        assert!(theirs.force_unlock().await.unwrap());
+        match is_renewed {
+            true => lost.lost().await,
+            false => assert_not_held(lost.reenter().await.map(drop)),
+        }
+        let begun = Instant::now();
+        request().await.unwrap().unlock().await.unwrap();
+        assert_eq!(
+            begun.elapsed(),
+            Duration::ZERO,
+            "{is_renewed} {accepts_grants}"
+        );
+    }
+}
+
+/// Another request of an owner that waits keeps the owner's place in the queue. The last one leaves
+/// it, also if it has sent nothing.
+#[tokio::test(start_paused = true)]
+async fn other_request_of_owner_keeps_the_place_of_a_dropped_one() {
+    for (is_multi_lock, is_dropped) in [(false, false), (false, true), (true, false), (true, true)]
+    {
+        let [client, peer, other] = clients().1;
+        let [mine, theirs, third] = [&client, &peer, &other].map(|one| one.fair_lock("a"));
+        let held = theirs.lock().lease(60 * SECOND).await.unwrap();
+        let (me, both) = (Owner::new(), MultiLock::new([&mine]));
+        let first = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        let behind = tokio::spawn(third.lock().into_future());
+        run_others().await;
+        let (single, multi) = (mine.lock().owner(me), both.lock().owner(me));
+        let second = match is_multi_lock {
+            false => tokio::spawn(async move { single.await.map(drop) }),
+            true => tokio::spawn(async move { multi.await.map(drop) }),
+        };
+        run_others().await;
+        first.abort();
+        if is_dropped {
+            second.abort();
+        }
+        run_others().await;
+        client.flush().await;
+        let position = mine.position(me).await.unwrap();
+        assert_eq!(position, (!is_dropped).then_some(0), "{is_multi_lock}");
+        held.unlock().await.unwrap();
+        if !is_dropped {
+            second.await.unwrap().unwrap();
+        }
+        behind.await.unwrap().unwrap().unlock().await.unwrap();
+        client.flush().await;
+        assert_eq!(client.status().holds, 0);
+        assert!(mine.queue().await.unwrap().is_empty());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -154,12 +154,8 @@ pub(crate) trait Request: Send {
     }
 
     /// Accepts a hold that the store has granted to the latest request, as this message reports.
-    /// Returns when it ends unless it is renewed. `None` if the message reports no such hold, or it
-    /// has to be requested.
-    fn accept(
-        &mut self,
-        message: i64,
-    ) -> impl Future<Output = Option<(Self::Acquired, Instant)>> + Send {
+    /// `None` if the message reports no such hold, or it has to be requested.
+    fn accept(&mut self, message: i64) -> impl Future<Output = Option<Self::Acquired>> + Send {
         let _ = message;
         std::future::ready(None)
     }
@@ -293,12 +289,13 @@ async fn wait_as_first<R: Request>(waiter: &Waiter, request: &mut R) -> Result<R
             Next::Drop(_) | Next::Sleep(_) => continue,
         };
         if message != 0
-            && let Some((grant, until)) = request.accept(message).await
+            && let Some(grant) = request.accept(message).await
         {
             request.progress().record_answer();
             waiter.request_ended(Some(LastContact::Answered));
-            // No message puts it in doubt: releases do not serve waiters that accept grants.
-            waiter.queue(|queue| queue.acquired(Some(until)));
+            // No message puts it in doubt: releases do not serve waiters that accept grants. They
+            // have a channel each, so they exclude no other waiter.
+            waiter.queue(|queue| queue.acquired(None));
             waiter.metrics().acquired_after_wake(woken_at);
             return Ok(grant);
         }

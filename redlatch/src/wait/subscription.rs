@@ -162,6 +162,12 @@ impl ChannelMap {
         self.find(channel, |entry| entry.find(object).is_some()) == Some(true)
     }
 
+    /// Returns whether a request for `object` waits in a queue.
+    pub(crate) fn has_waiters(&self, channel: &str, object: &str) -> bool {
+        let waits = |queues: &Arc<ObjectQueues>| !queues.lock().queues.is_empty();
+        self.find(channel, |entry| entry.find(object).is_some_and(waits)) == Some(true)
+    }
+
     /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
     pub(crate) fn subscriptions(&self) -> usize {
         let channels = self.entries.lock();

@@ -163,14 +163,19 @@ impl CountDownLatch {
         if by == 0 {
             return self.count().await;
         }
-        self.session
+        let counted = self
+            .session
             .run_at_most_once(
                 object,
                 object,
                 move |object| count_down(object, by),
                 "counting down",
             )
-            .await
+            .await;
+        if !matches!(counted, Ok(1..)) {
+            self.wake_waiters();
+        }
+        counted
     }
 
     /// Returns the count; 0 if the latch is open.
@@ -244,14 +249,23 @@ impl CountDownLatch {
         let object = self.object()?;
         // Redisson publishes that the count has changed, which makes its own waiters keep waiting;
         // all waiters understand the message that the latch is open.
-        self.session
+        let deleted = self
+            .session
             .run_at_most_once(
                 object,
                 object,
                 |object| counters::delete(object, Some(OPENED)),
                 "deleting a latch",
             )
-            .await
+            .await;
+        self.wake_waiters();
+        deleted
+    }
+
+    /// Wakes the waiters of this client because the latch is open, or may be. The message may arrive
+    /// later, or not at all: for a request that begins now, an earlier answer does not count.
+    fn wake_waiters(&self) {
+        self.session.waiting.wake(self.object.channel());
     }
 
     async fn acquire(&self, options: &Options) -> Result<Option<()>> {

@@ -198,14 +198,19 @@ local function serve(channel, head, now, lease)
 end
 
 -- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
--- freed the object for the head, it is granted if possible. Returns the head if it did not receive the message.
+-- freed the object for the head, it is granted if possible. Returns the head if it did not receive the message, and whether this
+-- step found it at the head.
 local function wake_next(channel, freed)
     local now = redis.call('EXISTS', KEYS[2]) == 1 and now_ms()
-    local head = now and drop_timed_out(now)
+    local head, dropped
+    if now then
+        head, dropped = drop_timed_out(now)
+    end
     if not head then
         wake_unqueued(channel)
     elseif freed then
-        return serve(channel, head, now)
+        local absent = serve(channel, head, now)
+        return absent, absent == head and not dropped
     elseif not wake_head(channel) then
         return head
     end
@@ -215,7 +220,7 @@ end
 -- that does not receive the message keeps its turn as if the lease had ended now, but for at least a
 -- second, because it may be reconnecting.
 local function wake_after_release(channel, left, grace)
-    local head = wake_next(channel, true)
+    local head, was_first = wake_next(channel, true)
     if not head then
         return
     end
@@ -225,9 +230,10 @@ local function wake_after_release(channel, left, grace)
     if absent[head] and absent[head] < now + 50 then
         redis.call('ZADD', KEYS[4], now + 50, head)
     end
+    -- That of a waiter behind one that was granted the object does not include the lease any more.
     local timeout = timeout_of(head)
     local shortened = math.max(timeout - left, now + 1000)
-    if shortened < timeout then
+    if was_first and shortened < timeout then
         shift(0, shortened - timeout)
     end
 end

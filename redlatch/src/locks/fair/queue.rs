@@ -521,6 +521,7 @@ impl<'a> FairQueue<'a> {
     /// free for it. A head that does not receive the message keeps its turn as if the lease had ended
     /// now, but for at least [`RECONNECT_GRACE`].
     pub(crate) fn wake_after_release(&mut self, remaining: i64, grace: Lease) -> Result<()> {
+        let first = self.owner_at(0)?;
         let Some(head) = self.wake_next(true)? else {
             return Ok(());
         };
@@ -538,7 +539,8 @@ impl<'a> FairQueue<'a> {
         };
         let min_timeout = self.now_ms() + RECONNECT_GRACE;
         let shortened = timeout.saturating_sub(remaining).max(min_timeout);
-        if shortened < timeout {
+        // That of a waiter behind one that was granted the object does not include the lease any more.
+        if first == Some(head) && shortened < timeout {
             self.shift(0, shortened - timeout)?;
         }
         Ok(())

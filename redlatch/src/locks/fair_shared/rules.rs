@@ -308,6 +308,45 @@ mod tests {
         }
     }
 
+    /// The release grants the object to the head. The wait of the next waiter counts from then.
+    #[test]
+    fn waiter_behind_a_granted_one_keeps_its_place_while_it_reconnects() {
+        let waiter = |owner: &str, n: u32, wait| {
+            let mut kind = permits("", "name", n, 2);
+            kind.times.wait_time = Duration::from_secs(wait);
+            hold_with(format!("{owner}#{n}"), kind)
+        };
+        let mut keyspace = Keyspace::new(Instant::now());
+        let request = |keyspace: &mut Keyspace, hold: &Hold| {
+            let params = AcquireParams {
+                waits: true,
+                request_number: 7,
+                ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+            };
+            hold.kind.acquire(params).apply(keyspace).unwrap()
+        };
+        let [holder, granted] = [("one", 2), ("two", 1)].map(|(owner, n)| waiter(owner, n, 300));
+        let [absent, last] = ["three", "four"].map(|owner| waiter(owner, 1, 20));
+        for connected in [&granted, &last] {
+            keyspace.set_subscriber_count(connected.waiter_channel.as_deref().unwrap(), 1);
+        }
+        assert_eq!(request(&mut keyspace, &holder), Outcome::ACQUIRED);
+        for waits in [&granted, &absent, &last] {
+            assert!(matches!(request(&mut keyspace, waits), Outcome::Wait(_)));
+        }
+        let params = ReleaseParams {
+            hold: &holder,
+            keep: 0,
+            lease: None,
+        };
+        assert!(holder.kind.release(params).apply(&mut keyspace).unwrap());
+        let grace = FairTimes::default().grace_period;
+        keyspace.now += grace - Duration::from_millis(1);
+        assert!(matches!(request(&mut keyspace, &last), Outcome::Wait(_)));
+        keyspace.now += Duration::from_millis(1);
+        assert_eq!(request(&mut keyspace, &last), Outcome::ACQUIRED);
+    }
+
     /// The object is free for a waiter that has died. Each 20 ms another one joins behind it, and the first of ten gives up.
     #[test]
     fn waiters_that_give_up_do_not_prolong_the_turn_of_a_dead_head() {

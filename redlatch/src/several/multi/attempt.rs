@@ -157,8 +157,8 @@ impl<'a> MultiLockRequest<'a> {
     fn switch_to(&mut self, other: Option<usize>) {
         let left = self.waited_for().request(true);
         let is_settled = self.member_in_flight && self.progress.was_sent();
-        if self.store_may_know_waiter && !is_settled {
-            left.remove_waiter();
+        if !is_settled {
+            left.remove_waiter(self.store_may_know_waiter);
         }
         (self.store_may_know_waiter, self.member_in_flight) = (false, false);
         self.blocking_member = other;
@@ -391,10 +391,11 @@ impl Request for MultiLockRequest<'_> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let RequestedHold { kind, terms, .. } = self.waited_for().requested;
-        // A spin lock publishes nothing when it is released.
-        let publishes = kind.spec().excludes_waiters();
-        (self.acquired_all && publishes).then(|| terms.lease.duration())
+        let RequestedHold {
+            hold_ref, terms, ..
+        } = self.waited_for().requested;
+        let excludes = self.acquired_all && hold_ref.hold.excludes_waiters();
+        excludes.then(|| terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
