@@ -181,7 +181,7 @@ fn top_restores_the_terminal() {
     // From the background, it waits for the foreground.
     terminal.line("$B top --no-color &");
     let view = pid_of_top(&server).as_raw_nonzero().get().unsigned_abs();
-    until("it stops", || is_stopped(view));
+    terminal.until_screen_is("it stops", |_| is_stopped(view));
     // Before the shell has noticed that, `fg` only waits for the job, and reports that it is stopped.
     terminal.line("until [[ $(jobs) = *Stopped* ]]; do :; done; fg");
     terminal.until_screen("> kept");

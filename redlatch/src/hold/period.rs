@@ -5,7 +5,8 @@
 //! stays, and only what the request has set is new.
 //!
 //! Invariant: the period ends here before the store gives the object to another owner. `end` counts from before the
-//! step that the store has answered, and no answer moves it earlier. No renewal moves it beyond the limit of a revocation.
+//! step that the store has answered, and no answer moves it earlier. No renewal moves it beyond the limit of a revocation,
+//! and no re-entry beyond the lease of a renewal before the replicas have confirmed it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub(crate) struct Period {
     pub(super) began: Instant,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(crate) end: Instant,
+    /// Time until which the store may keep the hold: later than `end` if replicas have not confirmed a re-entry.
+    pub(super) may_end: Instant,
     /// What `end` was after the latest step that could report a request to release the hold (its acquisition, a renewal or a
     /// check), or would have been if the hold was not revoked. The next renewal is due before.
     pub(super) checked_end: Instant,
@@ -72,6 +75,7 @@ impl Period {
             granted_in: PeriodId::NONE,
             began: now,
             end: now,
+            may_end: now,
             checked_end: now,
             longest: Duration::ZERO,
             limits: None,

@@ -208,6 +208,16 @@ impl HoldState {
         Ok(())
     }
 
+    /// Records that the store has granted a re-entry until `end`, but no replica has confirmed it. After a failover the
+    /// next master may have what the owner had before. It is asked at once to renew a hold that is renewed, so that
+    /// this counts as long as a renewal, until `renewed`. A hold with a fixed lease is only checked there.
+    pub(crate) fn reentry_unconfirmed(&mut self, end: Instant, renewed: Instant) {
+        self.period.may_end = self.period.may_end.max(end);
+        if self.is_renewed() {
+            self.period.extend(end.min(renewed));
+        }
+    }
+
     /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Of several
     /// requests the earliest limit counts. Returns whether the owner was not asked before; false also if the hold has ended.
     pub(super) fn mark_asked(&mut self, granted_in: PeriodId, limit: Option<Instant>) -> bool {
@@ -383,7 +393,10 @@ impl HoldState {
             && !self.watchdog.renewing
             && self.watchdog.not_before.is_none();
         match is_known {
-            true => self.period.left(now),
+            true => {
+                let end = self.period.end.max(self.period.may_end);
+                end.saturating_duration_since(now)
+            }
             false => lease,
         }
     }

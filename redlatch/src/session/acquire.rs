@@ -116,14 +116,15 @@ impl Session {
                     return Ok(answer.reply);
                 }
                 let sent_at = answer.sent_at;
-                for (requested, one) in holds.iter().zip(&unsettled) {
-                    // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
-                    if one.held > 0 {
-                        let end = requested.end(one.held, sent_at);
-                        one.hold_ref.hold.state().period.extend(end);
-                    }
-                }
                 if let Some(confirmation) = answer.confirmation {
+                    // Waiting for the replicas delays the renewal of a re-entered hold.
+                    let reentered = holds.iter().zip(&unsettled).filter(|(_, one)| one.held > 0);
+                    for (requested, one) in reentered {
+                        let end = requested.end(one.held, sent_at);
+                        let renewed = sent_at + self.watchdog.lease().duration();
+                        let mut state = one.hold_ref.hold.state();
+                        state.reentry_unconfirmed(end, renewed);
+                    }
                     confirm(confirmation, progress, &unsettled).await?;
                 }
                 for (i, (requested, one)) in holds.iter().zip(&unsettled).enumerate() {

@@ -16,7 +16,7 @@
 //! redirections do not. After such a MOVED the nodes are queried once more; such an ASK leads to
 //! the only other master with its port.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -130,6 +130,10 @@ struct SlotReport {
 }
 
 impl SlotReport {
+    fn owns(&self, at: &Endpoint) -> bool {
+        self.ranges.iter().any(|(.., owner)| owner == at)
+    }
+
     fn has_node(&self, id: &str) -> bool {
         self.ids.values().any(|other| other == id)
     }
@@ -385,6 +389,7 @@ impl Cluster {
             return false;
         }
         let before = map.masters();
+        let owners: BTreeSet<_> = map.ranges.iter().map(|(.., owner)| owner.clone()).collect();
         map.current_epoch = Some((report.epoch, now));
         map.ranges.clone_from(&report.ranges);
         self.ids.lock().replace(&report.ids);
@@ -394,8 +399,9 @@ impl Cluster {
         let masters = map.masters();
         for at in &masters {
             let node = self.node(&mut map, at);
-            // A new master may lack data of the old one.
-            if !before.is_empty() && !before.contains(at) {
+            // A new master may lack data of the old one. If MOVED has named it before, then for one slot.
+            let is_new = !owners.contains(at) && report.owns(at);
+            if !owners.is_empty() && is_new {
                 self.settings.suspects.add_node(node.id);
             }
         }
@@ -611,6 +617,24 @@ mod tests {
         assert_eq!(owners(&cluster), [12, 12]);
         assert!(!cluster.apply_report(&report(5, 10)));
         assert_eq!(owners(&cluster), [12, 12]);
+    }
+
+    /// MOVED is the first to tell of a failover, of one slot.
+    #[tokio::test(start_paused = true)]
+    async fn holds_of_all_slots_are_checked_at_a_new_master_that_one_redirection_has_named() {
+        let cluster = cluster();
+        assert!(cluster.apply_report(&report(5, 10)));
+        let new = cluster.handle_moved(1, "127.0.0.1:11").await.unwrap();
+        let suspects = cluster.settings.suspects.clone();
+        assert_eq!(suspects.next().await.nodes, BTreeSet::from([new.id]));
+        let suspected = || tokio::time::timeout(Duration::from_secs(1), suspects.next());
+        assert!(cluster.apply_report(&report(5, 10)));
+        assert!(suspected().await.is_err(), "it has only that slot");
+        assert!(cluster.apply_report(&report(6, 11)));
+        let nodes = suspected().await.unwrap().nodes;
+        assert_eq!(nodes, BTreeSet::from([new.id]));
+        assert!(cluster.apply_report(&report(7, 11)));
+        assert!(suspected().await.is_err(), "it has the slots already");
     }
 
     #[tokio::test(start_paused = true)]

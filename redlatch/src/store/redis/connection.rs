@@ -233,8 +233,11 @@ impl ReconnectingConnection {
     async fn record_run_id(&self, live: LiveConnection) {
         let Some(run_id_tracker) = &self.run_id_tracker else {
             for sibling in self.siblings() {
-                if sibling.run_id_tracker.is_some() {
-                    let _ = Box::pin(sibling.get_or_connect()).await;
+                if let Some(run_id_tracker) = &sibling.run_id_tracker
+                    && Box::pin(sibling.ensure_connected()).await.is_err()
+                {
+                    // It is not known which process has the attempts that this connection carries.
+                    run_id_tracker.record(None);
                 }
             }
             return;
@@ -253,6 +256,18 @@ impl ReconnectingConnection {
         if !live.has_resp3 {
             run_id_tracker.cannot_track();
         }
+    }
+
+    /// Connects again if the current connection has ended. That may not have been noticed yet: an answer shows that it works.
+    async fn ensure_connected(self: &Arc<Self>) -> Result<(), ExchangeError> {
+        let live = self.get_or_connect().await?;
+        let asked = live.reply(live.wire.send(&Cmd::of(&["PING"])));
+        let limit = self.config.connect_timeout;
+        if let Ok(Err(_)) = tokio::time::timeout(limit, asked).await {
+            self.discard(&live);
+            self.get_or_connect().await?;
+        }
+        Ok(())
     }
 
     /// Returns the run id of the server process to which this has led last, and the database, if they are known.

@@ -377,6 +377,9 @@ impl<'a> CommandRequest<'a> {
             true => connection.room().await,
             false => None,
         };
+        if route == Route::Acquisitions {
+            node.check_has_slots()?;
+        }
         // A new connection may show that subscriptions need one of their own.
         let mut live = connection.get_or_connect().await?;
         let pubsub = node.pubsub();
@@ -483,6 +486,7 @@ impl<'a> CommandRequest<'a> {
                         limiter.acquire().await
                     }
                 };
+                node.check_has_slots()?;
                 let Some(connection) = self.missing_connection(node) else {
                     return Ok(permit);
                 };
@@ -759,6 +763,37 @@ mod tests {
         let (.., step) = tokio::join!(refused, live.query(&login), live.query(&step));
         let error = step.unwrap_err();
         assert!(matches!(error, ExchangeError::Unanswered(_)), "{error:?}");
+    }
+
+    /// In a cluster, a node that hangs is replaced. It must not be connected to again for those that wait for their permits.
+    #[tokio::test]
+    async fn attempts_that_wait_for_permits_leave_a_node_with_it() {
+        let server = Server::start_with(&["--cluster-enabled", "yes"]);
+        let () = server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+        let url = server.url().replace("redis://", "redis+cluster://");
+        let client = Client::connect(&url).await.unwrap();
+        drop(client.lock("a").lock().await.unwrap());
+        client.flush().await;
+        let node = redis_of(&client).topology.known_node("a").unwrap();
+        let limiter = &node.limits.attempt_limiter;
+        let permits: Vec<_> = std::iter::from_fn(|| limiter.try_acquire()).collect();
+        let progress = Progress::default();
+        let channel = "redisson_lock__channel:{a}";
+        let mut waiting = pin!(attempt(&client, channel, Delivery::ACQUISITION, &progress));
+        tokio::select! {
+            biased;
+            _ = waiting.as_mut() => panic!("there is no permit"),
+            () = std::future::ready(()) => {}
+        }
+        node.invalidate();
+        drop(permits);
+        let error = waiting.await.err().unwrap();
+        assert!(matches!(error, ExchangeError::NotExecuted(_)), "{error:?}");
+        assert!(!progress.was_sent() && !node.attempts.is_connected());
+        // What an unanswered attempt may have left there is settled there.
+        let route = Route::AcquisitionsOf(node.attempts.get_or_connect().await.unwrap().server);
+        let settling = attempt(&client, channel, Delivery::on(route), &progress).await;
+        assert!(settling.is_ok());
     }
 
     /// In a cluster, subscriptions have a connection of their own.

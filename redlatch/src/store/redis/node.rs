@@ -7,12 +7,14 @@
 //!   cluster (sharded channels) and with RESP2.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Semaphore;
 
 use super::capabilities::Capabilities;
 use super::connection::{ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
+use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
 use super::pace::Outage;
 use super::pubsub::SubscriptionMode;
@@ -65,6 +67,8 @@ pub(in crate::store) struct Node {
     subscriptions: Arc<ReconnectingConnection>,
     pub(super) capabilities: Arc<Capabilities>,
     sharded: bool,
+    /// Whether it has lost all its slots. If it gets some again, that is a new node.
+    has_left: AtomicBool,
     /// Present if acquisitions wait for replicas.
     pub(super) replicas: Option<Arc<Replicas>>,
 }
@@ -109,6 +113,7 @@ impl Node {
             replicas: awaits_replicas.then(|| Replicas::new(settings.redis, capabilities.clone())),
             capabilities,
             sharded,
+            has_left: AtomicBool::new(false),
         })
     }
 
@@ -142,8 +147,17 @@ impl Node {
             .flatten()
     }
 
-    /// Invalidates all connections, because this node must not be used any more.
+    /// Fails if the node has lost its slots: what waited to be sent there must not connect to it again.
+    pub(super) fn check_has_slots(&self) -> Result<(), ExchangeError> {
+        match self.has_left.load(Ordering::Acquire) {
+            true => Err(ExchangeError::not_executed("the node has lost its slots")),
+            false => Ok(()),
+        }
+    }
+
+    /// Invalidates all connections, because this node has lost its slots and must not be used any more.
     pub(super) fn invalidate(&self) {
+        self.has_left.store(true, Ordering::Release);
         self.connections()
             .for_each(|connection| connection.invalidate());
     }

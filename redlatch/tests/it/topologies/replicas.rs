@@ -369,10 +369,10 @@ async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
     assert_eq!(left, [false; 3]);
 }
 
-/// A hold that is requested again, alone or in a multi-lock, does not end while the replicas are
-/// waited for: its lease is as long as the store has made it.
+/// A hold that is requested again, alone or in a multi-lock, does not end while the replicas are waited for, if it is renewed.
+/// With a fixed lease it ends when a replica that becomes the master would let it end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reentering_while_replicas_hang_extends_the_lease() {
+async fn reentering_while_replicas_hang_extends_only_what_is_renewed() {
     let all = Replicated::start(1).await;
     // Two clients: a request on a connection follows the replicas' answer to the previous request.
     let settings = || long_timeout().replica_timeout(LONG);
@@ -382,17 +382,24 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
     let several = MultiLock::new([two.clone(), other.lock("new")]);
     // A script that the server does not know is sent again, also after the replicas' answer.
     free(retry_transient(|| several.lock()).await).await;
-    let held = retry_transient(|| one.lock().lease(short).owner(me)).await;
-    let held_too = retry_transient(|| two.lock().lease(short).owner(me)).await;
+    let renewed = retry_transient(|| one.lock().owner(me)).await;
+    let fixed = retry_transient(|| two.lock().lease(short).owner(me)).await;
+    let before = renewed.valid_for();
     all.replicas[0].freeze();
     let alone = tokio::spawn(one.lock().lease(long).owner(me).into_future());
     let several = tokio::spawn(several.lock().lease(long).owner(me).into_future());
-    let are_new = async || held.valid_for() > short && held_too.valid_for() > short;
-    until("both leases are the new ones", are_new).await;
+    let is_longer = async || all.master.command::<u64>(&["PTTL", "two"]) > 2 * 60_000;
+    until("the master has the new lease", is_longer).await;
+    let is_extended = async || renewed.valid_for() > before;
+    until("the renewed hold counts from now on", is_extended).await;
     assert!(!alone.is_finished() && !several.is_finished());
+    assert!(renewed.valid_for() <= Duration::from_secs(30) && fixed.valid_for() <= short);
     all.replicas[0].thaw();
-    drop(joined("alone", alone).await);
-    drop(joined("with another", several).await);
+    let (_alone, _several) = (
+        joined("alone", alone).await,
+        joined("with another", several).await,
+    );
+    assert!(renewed.valid_for() > short && fixed.valid_for() > short);
 }
 
 /// A task without any remaining budget makes no progress in one poll. The WAIT must not be sent
