@@ -13,7 +13,7 @@ pub(crate) struct NodeId(u64);
 
 impl NodeId {
     /// Returns an id that no other node of this process has.
-    pub(super) fn next() -> NodeId {
+    pub(crate) fn next() -> NodeId {
         static LATEST: AtomicU64 = AtomicU64::new(0);
         NodeId(LATEST.fetch_add(1, Ordering::Relaxed) + 1)
     }
@@ -36,6 +36,8 @@ impl ServerId {
 pub(crate) struct Suspects {
     pending: Mutex<Suspected>,
     added: Notify,
+    /// How often a node may have lost all data.
+    losses: AtomicU64,
     /// Whether servers are asked to report changes of keys that a renewal has read. A server process that refuses is not asked again: see `store/redis/tracking`.
     tracking: bool,
 }
@@ -57,11 +59,13 @@ impl Suspects {
         Suspects {
             pending: Mutex::default(),
             added: Notify::new(),
+            losses: AtomicU64::new(0),
             tracking,
         }
     }
 
     pub(crate) fn add_node(&self, node: NodeId) {
+        self.losses.fetch_add(1, Ordering::Relaxed);
         self.pending.lock().nodes.insert(node);
         self.added.notify_one();
     }
@@ -85,6 +89,11 @@ impl Suspects {
             (added != Suspected::default()).then_some(added)
         };
         wait_for(&self.added, added).await
+    }
+
+    /// Returns how often a node may have lost all data.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
     }
 
     /// Returns whether servers are asked to report changes of keys.

@@ -154,6 +154,11 @@ impl Watchdog {
         }
     }
 
+    /// Returns how often all holds at a node had to be checked.
+    pub(crate) fn node_checks(&self) -> u64 {
+        self.core.suspects.losses()
+    }
+
     /// Has a hold checked now, because an answer to a step out of its turn says that the store does
     /// not have it.
     pub(crate) fn suspect(&self, hold: &Arc<Hold>) {
