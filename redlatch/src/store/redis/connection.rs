@@ -261,7 +261,7 @@ impl ReconnectingConnection {
     /// Connects again if the current connection has ended. That may not have been noticed yet: an answer shows that it works.
     async fn ensure_connected(self: &Arc<Self>) -> Result<(), ExchangeError> {
         let live = self.get_or_connect().await?;
-        let asked = live.reply(live.wire.send(&Cmd::of(&["PING"])));
+        let asked = live.reply(live.wire.send(&Cmd::of(&["INFO", "server"])));
         let limit = self.config.connect_timeout;
         if let Ok(Err(_)) = tokio::time::timeout(limit, asked).await {
             self.discard(&live);

@@ -203,8 +203,7 @@ fn expected(settings: &[Setting], act: Act, is_reentered: bool) -> (Option<u64>,
         Act::Revoke => (Some(kept.max(15)), Some(Loss::Revoked)),
         // The owner has several guards, or a minimum time: it keeps them, and releases them.
         Act::Ticket | Act::Adopt if has(AtLeast) || is_reentered => (Some(kept.max(10)), None),
-        // The rest of a fixed lease, or of a limit that ends before; else the lease of the watchdog, without the limits.
-        Act::Ticket if !is_renewed => (Some(at_limit.map_or(40, |(end, _)| end)), None),
+        // The rest of a fixed lease, or the lease of the watchdog, without the limits.
         Act::Ticket => (Some(40), None),
         Act::Adopt => (Some(12), None),
     }

@@ -1,6 +1,7 @@
 //! F24: an acquisition counts once the replicas have acknowledged it; otherwise it is released.
 
 use redlatch::Result;
+use tokio::time::Instant;
 
 use super::sentinel_or_cluster::Deployment;
 use crate::common::prelude::*;
@@ -384,13 +385,14 @@ async fn reentering_while_replicas_hang_extends_only_what_is_renewed() {
     free(retry_transient(|| several.lock()).await).await;
     let renewed = retry_transient(|| one.lock().owner(me)).await;
     let fixed = retry_transient(|| two.lock().lease(short).owner(me)).await;
-    let before = renewed.valid_for();
+    let end_of = |guard: &Guard| Instant::now() + guard.valid_for();
+    let before = end_of(&renewed);
     all.replicas[0].freeze();
     let alone = tokio::spawn(one.lock().lease(long).owner(me).into_future());
     let several = tokio::spawn(several.lock().lease(long).owner(me).into_future());
     let is_longer = async || all.master.command::<u64>(&["PTTL", "two"]) > 2 * 60_000;
     until("the master has the new lease", is_longer).await;
-    let is_extended = async || renewed.valid_for() > before;
+    let is_extended = async || end_of(&renewed) > before;
     until("the renewed hold counts from now on", is_extended).await;
     assert!(!alone.is_finished() && !several.is_finished());
     assert!(renewed.valid_for() <= Duration::from_secs(30) && fixed.valid_for() <= short);
