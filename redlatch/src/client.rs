@@ -62,16 +62,16 @@ use crate::wait::{ChannelMap, WaitQueues};
 /// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
 /// `current_thread` runtime runs only inside of `block_on`. If it is kept but not driven, calls from other
 /// runtimes fail with [`Error::ResponseTimeout`]. Nor does a waiter in such a runtime go on: the waiters behind it in this client
-/// wait up to their limits, also after the lock has been released. It may have the task
-/// that renews holds, which then lose their leases, or with Sentinel the one that watches the sentinels: then this client does not notice
-/// a failover while the former master still answers. Drive it, drop it, or create one client for each runtime.
+/// wait up to their limits, also after the lock has been released. It may have the task that renews holds, which then lose their
+/// leases, or with Sentinel the one that watches the sentinels: then this client does not notice a failover while the former master
+/// still answers. Drive it, drop it, or create one client for each runtime.
 ///
 /// # Processes
 ///
 /// A client belongs to the process that created it. In a child that `fork` creates, connect again, in a runtime that the child
 /// has created: one of the parent would also run copies of the parent's tasks, which use the connections of the parent. In the
-/// child's own runtime, calls of the parent's client return [`Error::NoRuntime`], and a guard that the child drops releases nothing. What a guard
-/// says in the child, such as [`is_valid`](crate::Guard::is_valid), means nothing.
+/// child's own runtime, calls of the parent's client return [`Error::NoRuntime`], and a guard that the child drops releases
+/// nothing. What a guard says in the child, such as [`is_valid`](crate::Guard::is_valid), means nothing.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) session: Arc<Session>,

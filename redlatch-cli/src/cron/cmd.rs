@@ -146,7 +146,7 @@ fn start(
     })
 }
 
-/// Starts a process, and first the thread that waits for it: what has no such thread is not started.
+/// Starts the thread that waits for a process, and then the process: without the thread, no process.
 /// Returns a future of its status.
 fn spawn(
     command: &mut Command,

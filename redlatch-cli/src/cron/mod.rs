@@ -103,7 +103,7 @@ async fn read(cron: &Cron) -> Result<Vec<Line>, Failure> {
     })
 }
 
-/// Returns what was read once more, unless it is wrong.
+/// Returns the jobs of a file that was read again, unless the file is wrong.
 fn valid(jobs: Result<Vec<Line>, Failure>) -> Option<Vec<Line>> {
     jobs.inspect_err(|failure| stderr!("{}; the jobs stay as they were", failure.message))
         .ok()
@@ -199,8 +199,8 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Schedules these jobs instead of those from before. What has not changed goes on. A job whose
-    /// schedule has not changed takes over the firing that waits.
+    /// Schedules these jobs instead of those from before. Jobs whose lines have not changed continue.
+    /// A job whose schedule has not changed takes over the firing that waits.
     fn replace(&mut self, lines: Vec<Line>) {
         let mut former = std::mem::take(&mut self.jobs);
         for line in lines {

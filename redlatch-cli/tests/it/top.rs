@@ -192,7 +192,7 @@ fn top_restores_the_terminal() {
     terminal.until_screen("> kept");
     // This signal cannot be caught. The shell restores the modes, and `fg` shows the view again.
     kill_process(pid_of_top(&server), Signal::STOP).unwrap();
-    // What was drawn before is still there, also below the prompt. Before that, what is typed may be lost.
+    // The screen still shows the view, also below the prompt. Keys before the prompt may be lost.
     terminal.until_screen_is("a prompt of the shell", |screen| {
         screen
             .split("Stopped")

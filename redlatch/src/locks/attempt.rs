@@ -240,13 +240,28 @@ impl LockRequest<'_> {
         }
     }
 
-    /// Makes one attempt.
-    async fn send_once(&mut self, subscribe: bool) -> Result<Outcome> {
+    /// Begins an attempt, which is in flight until the caller has its outcome.
+    fn begin_attempt(
+        &mut self,
+        subscribe: bool,
+    ) -> impl Future<Output = Result<Outcome>> + Send + '_ {
         self.requested.request_number = self.next_number();
         self.in_flight = true;
         let channel = subscribe.then(|| self.requested.channel());
-        let attempt = self.requested.try_acquire(channel, self.progress);
-        let outcome = attempt.await;
+        self.requested.try_acquire(channel, self.progress)
+    }
+
+    /// Settles the sibling object, because of which the store has refused an attempt, and makes another one if there
+    /// was something to settle.
+    async fn send_behind_sibling(
+        &mut self,
+        subscribe: bool,
+        refused: Result<Outcome>,
+    ) -> Result<Outcome> {
+        if !self.requested.hold_ref.settle_sibling().await {
+            return refused;
+        }
+        let outcome = self.begin_attempt(subscribe).await;
         self.in_flight = false;
         outcome
     }
@@ -290,18 +305,15 @@ impl Request for LockRequest<'_> {
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
-        let mut outcome = self.send_once(subscribe).await;
-        if let Err(Error::WriteWhileReading { .. }) = &outcome {
-            // The read may have been canceled in flight.
-            let again = async {
-                match self.requested.hold_ref.settle_sibling().await {
-                    true => self.send_once(subscribe).await,
-                    false => outcome,
-                }
-            };
-            // Boxed: seldom needed.
-            outcome = Box::pin(again).await;
-        }
+        let first = self.begin_attempt(subscribe).await;
+        self.in_flight = false;
+        // Not borrowed, and moved as a whole: otherwise the future of each request would have room for it.
+        let mut outcome = if matches!(first, Err(Error::WriteWhileReading { .. })) {
+            // The read may have been canceled in flight. Boxed: seldom needed.
+            Box::pin(self.send_behind_sibling(subscribe, first)).await
+        } else {
+            first
+        };
         // No holder notices, and no message reports, that other permits were set or deleted by hand.
         if let (Ok(Outcome::Wait(left)), Share::Permits(_)) = (&mut outcome, self.lock.kind.share())
         {

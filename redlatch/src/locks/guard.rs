@@ -128,7 +128,8 @@ impl<R: HasLease> Guard<R> {
     }
 
     /// Completes when it is lost: the store reported it, the lease ended without a successful
-    /// renewal, or a limit of the request ([`Acquire::at_most`](super::Acquire::at_most)) was reached. Never completes if it is released first, with all other guards of its owner.
+    /// renewal, or a limit of the request ([`Acquire::at_most`](super::Acquire::at_most)) was reached. Never completes if it
+    /// is released first, with all other guards of its owner.
     ///
     /// # Cancel safety
     ///

@@ -72,7 +72,6 @@ impl Session {
                 };
                 // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
                 let delivery = Delivery::acquisition(is_reentry);
-                let node_checks = self.watchdog.node_checks();
                 let answer = self.store.run(&step, subscribe, delivery, progress).await;
                 let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
                 // By the object with this index, if that is known. If this is the answer to a repetition, the first one may have
@@ -140,7 +139,7 @@ impl Session {
                 }
                 mark_settled();
                 // The check came too early for these, and the server process before it may have granted them.
-                let was_checked = self.watchdog.node_checks() != node_checks;
+                let was_checked = self.watchdog.has_checked_node_since(sent_at);
                 for requested in holds {
                     let hold = &requested.hold_ref.hold;
                     self.guard_added(hold);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::sync::{Mutex, wait_for};
 
@@ -36,8 +37,8 @@ impl ServerId {
 pub(crate) struct Suspects {
     pending: Mutex<Suspected>,
     added: Notify,
-    /// How often a node may have lost all data.
-    losses: AtomicU64,
+    /// When the latest node was added that may have lost all data.
+    node_added: Mutex<Option<Instant>>,
     /// Whether servers are asked to report changes of keys that a renewal has read. A server process that refuses is not asked again: see `store/redis/tracking`.
     tracking: bool,
 }
@@ -59,13 +60,13 @@ impl Suspects {
         Suspects {
             pending: Mutex::default(),
             added: Notify::new(),
-            losses: AtomicU64::new(0),
+            node_added: Mutex::default(),
             tracking,
         }
     }
 
     pub(crate) fn add_node(&self, node: NodeId) {
-        self.losses.fetch_add(1, Ordering::Relaxed);
+        *self.node_added.lock() = Some(Instant::now());
         self.pending.lock().nodes.insert(node);
         self.added.notify_one();
     }
@@ -91,9 +92,9 @@ impl Suspects {
         wait_for(&self.added, added).await
     }
 
-    /// Returns how often a node may have lost all data.
-    pub(crate) fn losses(&self) -> u64 {
-        self.losses.load(Ordering::Relaxed)
+    /// Returns whether a node may have lost all data since then.
+    pub(crate) fn has_added_node_since(&self, at: Instant) -> bool {
+        *self.node_added.lock() >= Some(at)
     }
 
     /// Returns whether servers are asked to report changes of keys.

@@ -146,17 +146,15 @@ impl Watchdog {
         let state = &mut *self.core.state.lock();
         self.core.watch(&mut state.schedule, hold, now);
         if state.task.is_running() {
-            if state.schedule.wakes_too_late() {
-                self.core.wake_sooner.notify_one();
-            }
+            self.core.wake_in_time(&state.schedule);
         } else {
             self.core.start_task(state, None);
         }
     }
 
-    /// Returns how often all holds at a node had to be checked.
-    pub(crate) fn node_checks(&self) -> u64 {
-        self.core.suspects.losses()
+    /// Returns whether a node may have lost all data since then, so that its holds were checked.
+    pub(crate) fn has_checked_node_since(&self, at: Instant) -> bool {
+        self.core.suspects.has_added_node_since(at)
     }
 
     /// Has a hold checked now, because an answer to a step out of its turn says that the store does
@@ -225,6 +223,13 @@ impl Core {
         }
         drop(state);
         self.unwatch(schedule, hold);
+    }
+
+    /// Wakes the task, if it would wake too late by itself.
+    fn wake_in_time(&self, schedule: &Schedule) {
+        if schedule.wakes_too_late() {
+            self.wake_sooner.notify_one();
+        }
     }
 
     fn unwatch(&self, schedule: &mut Schedule, hold: &Hold) {
@@ -397,9 +402,7 @@ impl Drop for InFlight {
             self.core.watch(schedule, hold, now);
         }
         // The task may be another one than that which began the batch: the runtime of that one has ended.
-        if schedule.wakes_too_late() {
-            self.core.wake_sooner.notify_one();
-        }
+        self.core.wake_in_time(schedule);
     }
 }
 

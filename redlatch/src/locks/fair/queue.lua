@@ -230,7 +230,7 @@ local function wake_after_release(channel, left, grace)
     if absent[head] and absent[head] < now + 50 then
         redis.call('ZADD', KEYS[4], now + 50, head)
     end
-    -- That of a waiter behind one that was granted the object does not include the lease any more.
+    -- If the object was granted to a waiter before this one, the timeout does not include the released lease.
     local timeout = timeout_of(head)
     local shortened = math.max(timeout - left, now + 1000)
     if was_first and shortened < timeout then

@@ -539,7 +539,7 @@ impl<'a> FairQueue<'a> {
         };
         let min_timeout = self.now_ms() + RECONNECT_GRACE;
         let shortened = timeout.saturating_sub(remaining).max(min_timeout);
-        // That of a waiter behind one that was granted the object does not include the lease any more.
+        // If the object was granted to a waiter before this one, the timeout does not include the released lease.
         if first == Some(head) && shortened < timeout {
             self.shift(0, shortened - timeout)?;
         }

@@ -220,6 +220,26 @@ mod tests {
     use crate::locks::fair::FairTimes;
     use crate::step::differential::hold_with;
 
+    /// Requests a hold that waits. With a request number it accepts a grant.
+    fn request(keyspace: &mut Keyspace, hold: &Hold, request_number: i64) -> Result<Outcome> {
+        let params = AcquireParams {
+            waits: true,
+            request_number,
+            ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
+        };
+        hold.kind.acquire(params).apply(keyspace)
+    }
+
+    fn release(keyspace: &mut Keyspace, hold: &Hold) -> Result<bool> {
+        let (keep, lease) = (0, None);
+        let params = ReleaseParams { hold, keep, lease };
+        hold.kind.release(params).apply(keyspace)
+    }
+
+    fn connect(keyspace: &mut Keyspace, waiter: &Hold) {
+        keyspace.set_subscriber_count(waiter.waiter_channel.as_deref().unwrap(), 1);
+    }
+
     /// They have one queue. The waiter behind the head is woken, its request is refused, and it leaves the queue. The next one, for
     /// which the object is free, is woken then.
     #[test]
@@ -233,13 +253,8 @@ mod tests {
         for reads in [true, false] {
             let mut keyspace = Keyspace::new(Instant::now());
             let request = |keyspace: &mut Keyspace, hold: &Hold| {
-                keyspace.set_subscriber_count(hold.waiter_channel.as_deref().unwrap(), 1);
-                let params = AcquireParams {
-                    waits: true,
-                    request_number: 7,
-                    ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
-                };
-                hold.kind.acquire(params).apply(keyspace)
+                connect(keyspace, hold);
+                request(keyspace, hold, 7)
             };
             let waits = |keyspace: &mut Keyspace, hold: &Hold| {
                 assert!(matches!(request(keyspace, hold), Ok(Outcome::Wait(_))));
@@ -261,12 +276,7 @@ mod tests {
             is_woken(&mut keyspace, &other);
             let refused = request(&mut keyspace, &other).unwrap_err();
             assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
-            let leaves = ReleaseParams {
-                hold: &other,
-                keep: 0,
-                lease: None,
-            };
-            other.kind.release(leaves).apply(&mut keyspace).unwrap_err();
+            release(&mut keyspace, &other).unwrap_err();
             is_woken(&mut keyspace, &next);
             assert_eq!(request(&mut keyspace, &next), Ok(Outcome::ACQUIRED));
         }
@@ -292,11 +302,7 @@ mod tests {
             let mut keyspace = Keyspace::new(Instant::now());
             let mut request = |hold: &Hold, waited| {
                 keyspace.now += waited;
-                let params = AcquireParams {
-                    waits: true,
-                    ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
-                };
-                hold.kind.acquire(params).apply(&mut keyspace).unwrap()
+                request(&mut keyspace, hold, 0).unwrap()
             };
             let dead = hold_with(writer_field("two"), write.clone());
             let no_time = Duration::ZERO;
@@ -317,29 +323,17 @@ mod tests {
             hold_with(format!("{owner}#{n}"), kind)
         };
         let mut keyspace = Keyspace::new(Instant::now());
-        let request = |keyspace: &mut Keyspace, hold: &Hold| {
-            let params = AcquireParams {
-                waits: true,
-                request_number: 7,
-                ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
-            };
-            hold.kind.acquire(params).apply(keyspace).unwrap()
-        };
+        let request = |keyspace: &mut Keyspace, hold: &Hold| request(keyspace, hold, 7).unwrap();
         let [holder, granted] = [("one", 2), ("two", 1)].map(|(owner, n)| waiter(owner, n, 300));
         let [absent, last] = ["three", "four"].map(|owner| waiter(owner, 1, 20));
         for connected in [&granted, &last] {
-            keyspace.set_subscriber_count(connected.waiter_channel.as_deref().unwrap(), 1);
+            connect(&mut keyspace, connected);
         }
         assert_eq!(request(&mut keyspace, &holder), Outcome::ACQUIRED);
         for waits in [&granted, &absent, &last] {
             assert!(matches!(request(&mut keyspace, waits), Outcome::Wait(_)));
         }
-        let params = ReleaseParams {
-            hold: &holder,
-            keep: 0,
-            lease: None,
-        };
-        assert!(holder.kind.release(params).apply(&mut keyspace).unwrap());
+        assert!(release(&mut keyspace, &holder).unwrap());
         let grace = FairTimes::default().grace_period;
         keyspace.now += grace - Duration::from_millis(1);
         assert!(matches!(request(&mut keyspace, &last), Outcome::Wait(_)));
@@ -353,18 +347,8 @@ mod tests {
         let (_, write) = sides("", "name");
         let mut keyspace = Keyspace::new(Instant::now());
         let waiter = |number: u32| hold_with(writer_field(&number.to_string()), write.clone());
-        let request = |keyspace: &mut Keyspace, hold: &Hold| {
-            let params = AcquireParams {
-                waits: true,
-                ..AcquireParams::without_waiting(hold, 1, Lease::WATCHDOG)
-            };
-            hold.kind.acquire(params).apply(keyspace).unwrap()
-        };
-        let release = |keyspace: &mut Keyspace, hold: &Hold| {
-            let (keep, lease) = (0, None);
-            let params = ReleaseParams { hold, keep, lease };
-            hold.kind.release(params).apply(keyspace).unwrap()
-        };
+        let request = |keyspace: &mut Keyspace, hold: &Hold| request(keyspace, hold, 0).unwrap();
+        let release = |keyspace: &mut Keyspace, hold: &Hold| release(keyspace, hold).unwrap();
         let (holder, dead) = (waiter(0), waiter(1));
         assert_eq!(request(&mut keyspace, &holder), Outcome::ACQUIRED);
         assert!(matches!(request(&mut keyspace, &dead), Outcome::Wait(_)));
@@ -375,7 +359,7 @@ mod tests {
         let acquired = (2..2 + steps).find(|&number| {
             keyspace.now += step;
             let joins = waiter(number);
-            keyspace.set_subscriber_count(joins.waiter_channel.as_deref().unwrap(), 1);
+            connect(&mut keyspace, &joins);
             request(&mut keyspace, &joins);
             if number > 11 {
                 assert!(!release(&mut keyspace, &waiter(number - 10)));

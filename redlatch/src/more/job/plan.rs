@@ -102,8 +102,7 @@ impl Plan {
             }
         };
         self.handled = handled.map_or(self.handled, |handled| self.handled.min(handled));
-        history?;
-        let run = run?;
+        let run = history?.runs.first()?;
         matches!(run.state, RunState::Running | RunState::Lost).then_some(run.slot)
     }
 

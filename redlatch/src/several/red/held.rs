@@ -210,7 +210,7 @@ impl Majority {
         valid
     }
 
-    /// Returns how long the leases of a quorum still last, whatever limits the holds have.
+    /// Returns how long a quorum still has its leases. Limits may end the holds before.
     pub(super) fn lease_left(&self) -> Duration {
         longest_of_quorum(&self.state.lock().members, MemberHold::lease_left)
     }

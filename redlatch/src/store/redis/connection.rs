@@ -537,14 +537,14 @@ impl ReconnectingConnection {
     ) {
         use ExchangeError::{Busy, NotExecuted, Unanswered};
         let Err(failure) = answer else { return };
-        // A failure that passes changes nothing: others may have subscribed before, and what is recorded ends with its last
-        // waiter.
+        // A failure that passes changes nothing: other requests may have subscribed before, and the last waiter ends the
+        // subscription.
         let passes = matches!(failure, Unanswered(_) | NotExecuted(_) | Busy(_));
         if passes || self.end_without_login(live, failure) {
             return;
         }
-        // Refused here, so there is nothing to end, and nothing to restore on later connections. If that is for good, others that
-        // have subscribed before ask again, and learn why.
+        // The server refused it, so there is nothing to end, and nothing to restore on later connections. If it refuses for good,
+        // waiters that have subscribed before ask again, and learn why.
         if self.channels.lock().remove(channel) && failure.is_permanent() {
             self.subscriber.on_unsubscribed(channel);
         }

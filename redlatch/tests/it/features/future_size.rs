@@ -7,7 +7,7 @@
 use crate::common::prelude::*;
 
 /// Largest size in bytes of a request for a lock: a task that waits has one.
-const LOCK_REQUEST: usize = 1152;
+const LOCK_REQUEST: usize = 1024;
 
 /// Largest size in bytes of any request.
 const REQUEST: usize = 2048;
