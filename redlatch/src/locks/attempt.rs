@@ -215,7 +215,8 @@ impl LockRequest<'_> {
     ) -> Result<Option<u64>> {
         let hold_ref = self.requested.hold_ref;
         // A read side of this owner that was released, but not settled, would block its own request.
-        hold_ref.settle_sibling().await;
+        // If this fails, the attempt will, too.
+        let _ = hold_ref.settle_sibling().await;
         // Re-entry is tried once in each hold period: only those that begin later than this count.
         let mut tried = None;
         loop {
@@ -251,14 +252,14 @@ impl LockRequest<'_> {
         self.requested.try_acquire(channel, self.progress)
     }
 
-    /// Settles the sibling object, because of which the store has refused an attempt, and makes another one if there
-    /// was something to settle.
+    /// Makes another attempt after the store has refused one because of the sibling object, if the owner does not hold
+    /// that.
     async fn send_behind_sibling(
         &mut self,
         subscribe: bool,
         refused: Result<Outcome>,
     ) -> Result<Outcome> {
-        if !self.requested.hold_ref.settle_sibling().await {
+        if self.requested.hold_ref.holds_sibling().await? {
             return refused;
         }
         let outcome = self.begin_attempt(subscribe).await;
@@ -309,7 +310,7 @@ impl Request for LockRequest<'_> {
         self.in_flight = false;
         // Not borrowed, and moved as a whole: otherwise the future of each request would have room for it.
         let mut outcome = if matches!(first, Err(Error::WriteWhileReading { .. })) {
-            // The read may have been canceled in flight. Boxed: seldom needed.
+            // Boxed: seldom needed.
             Box::pin(self.send_behind_sibling(subscribe, first)).await
         } else {
             first

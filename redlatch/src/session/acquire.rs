@@ -138,14 +138,8 @@ impl Session {
                     }
                 }
                 mark_settled();
-                // The check came too early for these, and the server process before it may have granted them.
-                let was_checked = self.watchdog.has_checked_node_since(sent_at);
                 for requested in holds {
-                    let hold = &requested.hold_ref.hold;
-                    self.guard_added(hold);
-                    if was_checked {
-                        self.watchdog.suspect(hold);
-                    }
+                    self.guard_added(&requested.hold_ref.hold, sent_at);
                 }
                 Ok(answer.reply)
             }
@@ -279,16 +273,17 @@ impl<'r> RequestedHold<'r> {
         let hold = &self.hold_ref.hold;
         let _turn = hold.turn().await.ok()?;
         let end = hold.state().ledger.take_expected_grant(message)?;
-        if end.saturating_duration_since(Instant::now()) < self.terms.lease.duration() / 3 {
+        let lease = self.terms.lease.duration();
+        if end.saturating_duration_since(Instant::now()) < lease / 3 {
             return None;
         }
         self.add_guard(end).ok()?;
         {
             // In the store the lease starts later, with the grant.
             let mut state = hold.state();
-            state.period.longest = state.period.longest.max(self.terms.lease.duration());
+            state.period.longest = state.period.longest.max(lease);
         }
-        self.hold_ref.session.guard_added(hold);
+        self.hold_ref.session.guard_added(hold, end - lease);
         Some(end)
     }
 

@@ -103,27 +103,27 @@ impl Session {
         wait_for(&self.sibling_acquired, || is_held().then_some(())).await;
     }
 
-    /// Settles what `owner` has released of `object` but not settled yet. Returns whether there was
-    /// something to settle.
+    /// Settles what `owner` has released of `object` but not settled yet. If this fails, it is retried in the background.
     pub(super) async fn settle_released(
         self: &Arc<Self>,
         owner: Owner,
         object: &Arc<ObjectKeys>,
-    ) -> bool {
+    ) -> Result<()> {
         let hold_ref = {
             let mut holds = self.holds.lock();
-            let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
-                return false;
+            let unsettled = holds.get_mut(&(owner, object.clone()));
+            let Some(entry) = unsettled.filter(|entry| !entry.hold.state().ledger.is_settled())
+            else {
+                return Ok(());
             };
-            if entry.hold.state().ledger.is_settled() {
-                return false;
-            }
             entry.refs += 1;
             HoldRef::new(self.clone(), entry.hold.clone())
         };
-        // If this fails, it is retried in the background, and the request that follows will fail too.
-        let _ = hold_ref.settle().await;
-        true
+        match hold_ref.settle().await {
+            // A later generation has replaced it: the loss is that of its guards.
+            Ok(_) | Err(Error::Lost { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 }
 
@@ -255,13 +255,23 @@ impl HoldRef {
         }
     }
 
-    /// Settles what the owner has released of the sibling object, which could block this one. Returns
-    /// whether there was something to settle.
-    pub(crate) async fn settle_sibling(&self) -> bool {
+    /// Settles what the owner has released of the sibling object, which could block this one.
+    pub(crate) async fn settle_sibling(&self) -> Result<()> {
         match self.hold.kind.sibling() {
             // Boxed: few kinds have a sibling object.
             Some(sibling) => Box::pin(self.session.settle_released(self.hold.owner, sibling)).await,
-            None => false,
+            None => Ok(()),
         }
+    }
+
+    /// Returns whether the owner holds the sibling object now, when all that it has released of it is settled.
+    ///
+    /// The store refuses a writer that reads. It may have granted the read to an attempt that was canceled in flight, and that was
+    /// settled or not since.
+    pub(crate) async fn holds_sibling(&self) -> Result<bool> {
+        self.settle_sibling().await?;
+        let (hold, session) = (&self.hold, &self.session);
+        let sibling = hold.kind.sibling();
+        Ok(sibling.is_some_and(|sibling| session.hold_period(hold.owner, sibling).is_some()))
     }
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::client_registry::Registration;
@@ -145,9 +146,9 @@ impl Session {
         &self.waiting.channels.metrics
     }
 
-    /// Watches a hold that has a new guard, and notifies requests that may rely on it.
-    fn guard_added(&self, hold: &Arc<Hold>) {
-        self.watchdog.watch(hold);
+    /// Watches a hold that has a new guard, and notifies requests that may rely on it. `granted_at`: when it was granted, or earlier.
+    fn guard_added(&self, hold: &Arc<Hold>, granted_at: Instant) {
+        self.watchdog.watch_granted(hold, granted_at);
         if hold.kind.sibling().is_some() {
             self.sibling_acquired.notify_waiters();
         }

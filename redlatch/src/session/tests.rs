@@ -4,8 +4,6 @@ use std::collections::HashSet;
 use std::future::IntoFuture as _;
 use std::hash::{BuildHasher as _, BuildHasherDefault};
 
-use tokio::time::Instant;
-
 use super::registry::MixHasher;
 use super::settle::{OpenAttempt, PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
@@ -713,10 +711,13 @@ async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
     }
 }
 
-/// The writer is refused while the canceled read of its owner is not settled yet.
+/// The writer is refused while its owner reads as far as the store knows. It sees that before or after the canceled read is
+/// settled.
 #[tokio::test(start_paused = true)]
 async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_flight() {
-    for is_canceled in [true, false] {
+    for case in 0..16 {
+        let [is_canceled, is_settled_before, fails, is_multi_lock] =
+            [1, 2, 4, 8].map(|bit| case & bit > 0);
         let store = Embedded::new();
         let [client, peer] = [(); 2].map(|()| {
             let settings = Client::builder().fair_grants(false);
@@ -726,18 +727,42 @@ async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_fl
         let held = peer.fair_read_write_lock("a").write().lock().await.unwrap();
         let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
         run_others().await;
-        let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
+        let writing = match is_multi_lock {
+            false => {
+                let writing = lock.write().lock().owner(me).into_future();
+                tokio::spawn(async move { writing.await.map(drop) })
+            }
+            true => {
+                let write = lock.write();
+                let writing = MultiLock::new([&write]).lock().owner(me).into_future();
+                tokio::spawn(async move { writing.await.map(drop) })
+            }
+        };
         run_others().await;
-        store.delay_answers([Duration::ZERO, SECOND]);
+        let refused_after = if is_settled_before {
+            SECOND
+        } else {
+            Duration::ZERO
+        };
+        store.delay_answers([Duration::ZERO, SECOND, refused_after]);
         held.unlock().await.unwrap();
         run_others().await;
         if is_canceled {
+            // Tries to settle the read.
+            store.fail(fails.then_some([NotSent; 2]).into_iter().flatten());
             reading.abort();
-            writing.await.unwrap().unwrap().unlock().await.unwrap();
+            match writing.await.unwrap() {
+                Ok(()) => {}
+                Err(Error::Unavailable { .. }) if fails => {}
+                Err(error) => panic!("{case}: {error}"),
+            }
         } else {
             let reader = reading.await.unwrap().unwrap();
-            let refused = writing.await.unwrap().map(drop);
-            assert!(matches!(refused, Err(Error::WriteWhileReading { .. })));
+            let refused = writing.await.unwrap();
+            assert!(
+                matches!(refused, Err(Error::WriteWhileReading { .. })),
+                "{case}"
+            );
             reader.unlock().await.unwrap();
         }
         client.flush().await;
@@ -1081,6 +1106,90 @@ async fn grant_is_accepted_while_third_of_lease_is_left() {
         assert_eq!(end.is_some(), is_accepted, "{passed}");
         assert_eq!(hold_ref.hold.state().count, u32::from(is_accepted));
     }
+}
+
+/// How the object of a test is acquired.
+#[derive(Debug, Clone, Copy)]
+enum Path {
+    Attempt,
+    Grant,
+    StoreHandoff,
+}
+
+/// The store has granted it and lost its data, and the client has checked its other holds, before its task sees the answer.
+#[tokio::test(start_paused = true)]
+async fn hold_that_gets_its_guard_after_a_sweep_is_checked() {
+    let mut unnoticed = Vec::new();
+    for (path, has_other_hold) in [Path::Attempt, Path::Grant, Path::StoreHandoff]
+        .into_iter()
+        .flat_map(|path| [true, false].map(|has_other_hold| (path, has_other_hold)))
+    {
+        let (store, client) = client();
+        let peer = Client::builder().connect_embedded(&store).unwrap();
+        let session = client.session.clone();
+        let lease = 600 * SECOND;
+        let other = client.lock("other");
+        let other = match has_other_hold {
+            true => Some(other.lock().lease(lease).await.unwrap()),
+            false => None,
+        };
+        let lock = match path {
+            Path::Grant => client.fair_lock("a").erased(),
+            _ => client.lock("a").erased(),
+        };
+        let hold_ref = lock.hold_ref(Owner::new()).unwrap();
+        let terms = session.terms(None, true);
+        let acquiring = match path {
+            Path::Attempt => {
+                store.delay_answers([SECOND]);
+                let acquiring = client
+                    .lock("a")
+                    .lock()
+                    .lease(lease)
+                    .owner(hold_ref.hold.owner);
+                let acquiring = tokio::spawn(acquiring.into_future());
+                run_others().await;
+                Some(acquiring)
+            }
+            Path::Grant => {
+                let held = peer.fair_lock("a").lock().await.unwrap();
+                assert!(!attempt(&hold_ref, terms).await);
+                held.unlock().await.unwrap();
+                None
+            }
+            Path::StoreHandoff => {
+                let held = client.lock("a").lock().await.unwrap();
+                let acquiring = client
+                    .lock("a")
+                    .lock()
+                    .lease(lease)
+                    .owner(hold_ref.hold.owner);
+                let acquiring = tokio::spawn(acquiring.into_future());
+                run_others().await;
+                held.unlock().await.unwrap();
+                Some(acquiring)
+            }
+        };
+        store.remove("a");
+        session.watchdog.report_missing(&hold_ref.hold);
+        if let Path::Attempt = path {
+            run_others().await;
+        }
+        let guard = match acquiring {
+            Some(acquiring) => Some(acquiring.await.unwrap().unwrap()),
+            None => {
+                let end = request(&hold_ref, terms).accept_grant(7).await;
+                assert!(end.is_some());
+                None
+            }
+        };
+        tokio::time::sleep(2 * SECOND).await;
+        if hold_ref.hold.loss().is_none() {
+            unnoticed.push((path, has_other_hold));
+        }
+        drop((guard, other));
+    }
+    assert!(unnoticed.is_empty(), "{unnoticed:?}");
 }
 
 /// Lets the store acquire the object of a hold, as by an attempt of which the answer is lost.

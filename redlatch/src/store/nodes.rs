@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use crate::sync::{Mutex, wait_for};
 
@@ -37,8 +36,6 @@ impl ServerId {
 pub(crate) struct Suspects {
     pending: Mutex<Suspected>,
     added: Notify,
-    /// When the latest node was added that may have lost all data.
-    node_added: Mutex<Option<Instant>>,
     /// Whether servers are asked to report changes of keys that a renewal has read. A server process that refuses is not asked again: see `store/redis/tracking`.
     tracking: bool,
 }
@@ -60,13 +57,11 @@ impl Suspects {
         Suspects {
             pending: Mutex::default(),
             added: Notify::new(),
-            node_added: Mutex::default(),
             tracking,
         }
     }
 
     pub(crate) fn add_node(&self, node: NodeId) {
-        *self.node_added.lock() = Some(Instant::now());
         self.pending.lock().nodes.insert(node);
         self.added.notify_one();
     }
@@ -90,11 +85,6 @@ impl Suspects {
             (added != Suspected::default()).then_some(added)
         };
         wait_for(&self.added, added).await
-    }
-
-    /// Returns whether a node may have lost all data since then.
-    pub(crate) fn has_added_node_since(&self, at: Instant) -> bool {
-        *self.node_added.lock() >= Some(at)
     }
 
     /// Returns whether servers are asked to report changes of keys.

@@ -143,18 +143,18 @@ impl Watchdog {
 
     /// The same, now.
     pub(crate) fn watch_at(&self, hold: &Arc<Hold>, now: Instant) {
-        let state = &mut *self.core.state.lock();
-        self.core.watch(&mut state.schedule, hold, now);
-        if state.task.is_running() {
-            self.core.wake_in_time(&state.schedule);
-        } else {
-            self.core.start_task(state, None);
-        }
+        self.core
+            .watch_awake(&mut self.core.state.lock(), hold, now);
     }
 
-    /// Returns whether a node may have lost all data since then, so that its holds were checked.
-    pub(crate) fn has_checked_node_since(&self, at: Instant) -> bool {
-        self.core.suspects.has_added_node_since(at)
+    /// Watches a hold with a new guard, granted at `granted_at` or later. If a sweep was too early for it, it is checked now: the
+    /// store may have lost it before.
+    pub(crate) fn watch_granted(&self, hold: &Arc<Hold>, granted_at: Instant) {
+        let state = &mut *self.core.state.lock();
+        if state.schedule.has_swept_since(granted_at) {
+            hold.watchdog_state(WatchdogState::suspect);
+        }
+        self.core.watch_awake(state, hold, Instant::now());
     }
 
     /// Has a hold checked now, because an answer to a step out of its turn says that the store does
@@ -223,6 +223,16 @@ impl Core {
         }
         drop(state);
         self.unwatch(schedule, hold);
+    }
+
+    /// The same, and has the task run and wake in time.
+    fn watch_awake(self: &Arc<Core>, state: &mut State, hold: &Arc<Hold>, now: Instant) {
+        self.watch(&mut state.schedule, hold, now);
+        if state.task.is_running() {
+            self.wake_in_time(&state.schedule);
+        } else {
+            self.start_task(state, None);
+        }
     }
 
     /// Wakes the task, if it would wake too late by itself.

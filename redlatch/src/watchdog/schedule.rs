@@ -56,6 +56,8 @@ pub(super) struct Schedule<H, N> {
     /// Number of insertions into `due` so far.
     insertions: u64,
     nodes: BTreeMap<N, NodeQueue>,
+    /// Start of the latest sweep of any node.
+    last_sweep: Option<Instant>,
     /// When the watchdog will wake by itself.
     wakes_at: Option<Instant>,
     /// Whether the watchdog has found nothing to watch and is about to end.
@@ -153,6 +155,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
             due: BTreeMap::new(),
             insertions: 0,
             nodes: BTreeMap::new(),
+            last_sweep: None,
             wakes_at: None,
             idle: false,
         }
@@ -210,6 +213,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
     /// watchdog would wake too late.
     pub(super) fn plan_sweep(&mut self, node: N, pause: Duration, now: Instant) -> bool {
         if self.due.is_empty() {
+            self.last_sweep = Some(now);
             return false;
         }
         let queue = self.nodes.entry(node).or_default();
@@ -233,10 +237,16 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
         if swept.is_empty() {
             return Vec::new();
         }
+        self.last_sweep = Some(now);
         let watched = self.due.values();
         let watched = watched.filter_map(|place| Some(&self.entries.get(*place)?.hold));
         let is_there = |hold: &&H| swept.contains(&look.load(hold).node);
         watched.filter(is_there).cloned().collect()
+    }
+
+    /// Returns whether a sweep was too early for a hold that was granted then and is watched from now on.
+    pub(super) fn has_swept_since(&self, granted_at: Instant) -> bool {
+        self.last_sweep >= Some(granted_at)
     }
 
     /// Handles a report that another client has changed the keys of these holds. Returns those to
@@ -344,7 +354,9 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
 
     /// Returns whether a hold is due before the watchdog wakes by itself.
     pub(super) fn wakes_too_late(&self) -> bool {
-        self.first_due() < self.wakes_at
+        // Without a time the watchdog has ended, or looks at once.
+        self.first_due()
+            .is_some_and(|due| Some(due) < self.wakes_at)
     }
 
     /// Plans when the watchdog wakes next. `None` ends it, because there is nothing to watch.

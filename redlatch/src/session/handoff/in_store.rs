@@ -221,7 +221,7 @@ impl HoldRef {
                 }
                 let handoff = StoreHandoff {
                     receiver,
-                    end: answer.sent_at + lease.duration(),
+                    sent_at: answer.sent_at,
                     token,
                     chain,
                 };
@@ -290,8 +290,8 @@ impl Drop for Receiver {
 /// The object that the store has given to a waiter, until the waiter takes it.
 pub(crate) struct StoreHandoff {
     receiver: Receiver,
-    /// When the hold ends unless it is renewed.
-    end: Instant,
+    /// When the step was sent: the hold ends a lease later unless it is renewed.
+    sent_at: Instant,
     /// The fencing token of the waiter, if the kind has one.
     token: u64,
     chain: Chain,
@@ -313,11 +313,12 @@ impl StoreHandoff {
         if !hold.state().accept_handoff(receiver.change) {
             return None;
         }
-        requested.add_guard(self.end).ok()?;
+        let end = self.sent_at + receiver.lease.duration();
+        requested.add_guard(end).ok()?;
         hold.state().period.chain = self.chain;
         receiver.hold_ref = None;
-        session.guard_added(hold);
+        session.guard_added(hold, self.sent_at);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");
-        Some((self.token, self.end))
+        Some((self.token, end))
     }
 }

@@ -76,7 +76,7 @@ impl HoldRef {
         lease: Lease,
     ) -> Result<Result<()>> {
         let (session, hold) = (&self.session, &self.hold);
-        self.settle_sibling().await;
+        let _ = self.settle_sibling().await;
         let mut turn = match hold.turn().await {
             Ok(turn) => turn,
             Err(error) => return Ok(Err(error)),

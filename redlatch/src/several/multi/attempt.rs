@@ -34,7 +34,7 @@ use super::acquire_all::{Part, acquire_all, alone};
 use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hold::PeriodId;
 use crate::join::Boxed;
 use crate::lease::Lease;
@@ -181,17 +181,31 @@ impl<'a> MultiLockRequest<'a> {
     /// Tries once. If a member blocks, nothing is held.
     async fn try_all(&mut self, subscribe: bool) -> Result<AllOrNone<HeldMember>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
+        let mut was_refused = false;
         loop {
             let in_slots = self.members_in_slots();
             match self.try_batches(subscribe).await {
                 // A store has slots, and has refused keys of several.
                 Err(_) if self.members_in_slots() > in_slots => {}
+                Err(Error::WriteWhileReading { .. })
+                    if !std::mem::replace(&mut was_refused, true)
+                        && !self.holds_a_sibling().await? => {}
                 Ok(blocked @ AllOrNone::Blocked(..)) => {
                     return check_stores(self.all).map(|()| blocked);
                 }
                 tried => return tried,
             }
         }
+    }
+
+    /// Returns whether the owner holds the sibling object of a member: see [`HoldRef::holds_sibling`].
+    async fn holds_a_sibling(&self) -> Result<bool> {
+        for one in &self.members {
+            if one.requested.hold_ref.holds_sibling().await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the number of members whose stores have slots, as far as is known.
@@ -342,7 +356,8 @@ impl Request for MultiLockRequest<'_> {
         waits: bool,
     ) -> Result<Option<AllOrNone<HeldMember>>> {
         for one in &self.members {
-            one.requested.hold_ref.settle_sibling().await;
+            // If this fails, the attempt will, too.
+            let _ = one.requested.hold_ref.settle_sibling().await;
         }
         let mut since = None;
         let mut blocking = self.first_queued_member().filter(|_| waits);

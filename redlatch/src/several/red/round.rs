@@ -68,11 +68,17 @@ pub(super) async fn request_member(
             hold_ref.hold.mark_red_lock_member();
             // A read side of this owner that was released, but not settled, would block its own
             // request.
-            hold_ref.settle_sibling().await;
+            hold_ref.settle_sibling().await?;
             let progress = Progress::default();
             // The limits begin when a majority is held.
             let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
-            return match requested.try_acquire(None, &progress).await {
+            let mut tried = requested.try_acquire(None, &progress).await;
+            if matches!(tried, Err(Error::WriteWhileReading { .. }))
+                && !hold_ref.holds_sibling().await?
+            {
+                tried = requested.try_acquire(None, &progress).await;
+            }
+            return match tried {
                 Ok(Outcome::Done(_)) => Ok(Some(HoldGuard::new(hold_ref, terms))),
                 Ok(Outcome::Wait(_)) => Ok(None),
                 // The owner's previous hold was lost meanwhile: start again with a new one.

@@ -258,12 +258,13 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Connects again if the current connection has ended. That may not have been noticed yet: an answer shows that it works.
+    /// Connects again if the current connection has ended. That may not have been noticed yet: an answer shows that it works. That
+    /// to a former master of the same name may stay open for ever.
     async fn ensure_connected(self: &Arc<Self>) -> Result<(), ExchangeError> {
         let live = self.get_or_connect().await?;
         let asked = live.reply(live.wire.send(&Cmd::of(&["INFO", "server"])));
         let limit = self.config.connect_timeout;
-        if let Ok(Err(_)) = tokio::time::timeout(limit, asked).await {
+        if !matches!(tokio::time::timeout(limit, asked).await, Ok(Ok(_))) {
             self.discard(&live);
             self.get_or_connect().await?;
         }

@@ -555,6 +555,7 @@ fn idle_watchdog_ends_after_a_while() {
 fn watchdog_is_woken_for_what_is_due_earlier() {
     let mut world = World::new();
     world.schedule.started(world.now());
+    assert!(!world.schedule.wakes_too_late(), "nothing is due");
     world.happens(Is(1, RENEWED));
     assert!(!world.schedule.wakes_too_late(), "it looks at once");
     assert_eq!(world.plan_wake(), Some(10_000));

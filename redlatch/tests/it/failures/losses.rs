@@ -193,6 +193,27 @@ async fn attempt_at_a_restarted_server_reveals_losses_where_replicas_are_awaited
     drop(other);
 }
 
+/// The name leads to another server, and the earlier one hangs: only the attempts connect again. No server tells its run id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempt_at_the_next_server_reveals_losses_while_the_earlier_one_hangs() {
+    let (former, next) = (Server::start(), Server::start());
+    for server in [&former, &next] {
+        let () = server.command(&["ACL", "SETUSER", "default", "-info"]);
+    }
+    let name = Proxy::to_server(&former);
+    let settings = long_timeout().replica_sync(ReplicaSync::AtLeast(0));
+    let settings = settings.client_tracking(false).registry(false);
+    let settings = settings.connect_timeout(Duration::from_secs(1));
+    let client = connect(settings, &name.url()).await;
+    let guard = client.lock("held").lock().lease(ENDLESS).await.unwrap();
+    former.freeze();
+    name.redirect(&next);
+    name.reset_after_sent(1);
+    let other = retry_transient(|| client.lock("other").try_lock()).await;
+    within_limit("it learns of its loss", guard.lost()).await;
+    drop(other);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_flushall_one_loss_reveals_all_others() {
     let server = Server::start();
