@@ -215,7 +215,7 @@ impl LockRequest<'_> {
     ) -> Result<Option<u64>> {
         let hold_ref = self.requested.hold_ref;
         // A read side of this owner that was released, but not settled, would block its own request.
-        // If this fails, the attempt will, too.
+        // If this fails, the attempt may be refused, and settles it again.
         let _ = hold_ref.settle_sibling().await;
         // Re-entry is tried once in each hold period: only those that begin later than this count.
         let mut tried = None;
@@ -252,14 +252,13 @@ impl LockRequest<'_> {
         self.requested.try_acquire(channel, self.progress)
     }
 
-    /// Makes another attempt after the store has refused one because of the sibling object, if the owner does not hold
-    /// that.
-    async fn send_behind_sibling(
+    /// Makes another attempt after the store has refused one because the owner reads, if it does not do so now.
+    async fn send_if_not_reading(
         &mut self,
         subscribe: bool,
         refused: Result<Outcome>,
     ) -> Result<Outcome> {
-        if self.requested.hold_ref.holds_sibling().await? {
+        if self.requested.hold_ref.owner_reads().await? {
             return refused;
         }
         let outcome = self.begin_attempt(subscribe).await;
@@ -311,7 +310,7 @@ impl Request for LockRequest<'_> {
         // Not borrowed, and moved as a whole: otherwise the future of each request would have room for it.
         let mut outcome = if matches!(first, Err(Error::WriteWhileReading { .. })) {
             // Boxed: seldom needed.
-            Box::pin(self.send_behind_sibling(subscribe, first)).await
+            Box::pin(self.send_if_not_reading(subscribe, first)).await
         } else {
             first
         };

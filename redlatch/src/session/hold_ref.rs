@@ -103,7 +103,7 @@ impl Session {
         wait_for(&self.sibling_acquired, || is_held().then_some(())).await;
     }
 
-    /// Settles what `owner` has released of `object` but not settled yet. If this fails, it is retried in the background.
+    /// Settles what `owner` has released or lost of `object`, and has not settled yet. If this fails, it is retried in the background.
     pub(super) async fn settle_released(
         self: &Arc<Self>,
         owner: Owner,
@@ -111,16 +111,17 @@ impl Session {
     ) -> Result<()> {
         let hold_ref = {
             let mut holds = self.holds.lock();
-            let unsettled = holds.get_mut(&(owner, object.clone()));
-            let Some(entry) = unsettled.filter(|entry| !entry.hold.state().ledger.is_settled())
-            else {
+            let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
                 return Ok(());
             };
+            if entry.hold.loss().is_none() && entry.hold.state().ledger.is_settled() {
+                return Ok(());
+            }
             entry.refs += 1;
             HoldRef::new(self.clone(), entry.hold.clone())
         };
         match hold_ref.settle().await {
-            // A later generation has replaced it: the loss is that of its guards.
+            // What the store still had of the lost hold is released.
             Ok(_) | Err(Error::Lost { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -264,14 +265,17 @@ impl HoldRef {
         }
     }
 
-    /// Returns whether the owner holds the sibling object now, when all that it has released of it is settled.
+    /// Returns whether this is a write side whose owner reads now, when all that it has released of the read side is settled.
     ///
     /// The store refuses a writer that reads. It may have granted the read to an attempt that was canceled in flight, and that was
     /// settled or not since.
-    pub(crate) async fn holds_sibling(&self) -> Result<bool> {
-        self.settle_sibling().await?;
+    pub(crate) async fn owner_reads(&self) -> Result<bool> {
         let (hold, session) = (&self.hold, &self.session);
         let sibling = hold.kind.sibling();
-        Ok(sibling.is_some_and(|sibling| session.hold_period(hold.owner, sibling).is_some()))
+        let Some(read_side) = sibling.filter(|_| hold.object.layout().writes()) else {
+            return Ok(false);
+        };
+        self.settle_sibling().await?;
+        Ok(session.hold_period(hold.owner, read_side).is_some())
     }
 }

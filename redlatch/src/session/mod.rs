@@ -148,7 +148,8 @@ impl Session {
 
     /// Watches a hold that has a new guard, and notifies requests that may rely on it. `granted_at`: when it was granted, or earlier.
     fn guard_added(&self, hold: &Arc<Hold>, granted_at: Instant) {
-        self.watchdog.watch_granted(hold, granted_at);
+        self.watchdog
+            .watch_granted(hold, granted_at, Instant::now());
         if hold.kind.sibling().is_some() {
             self.sibling_acquired.notify_waiters();
         }

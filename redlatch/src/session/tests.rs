@@ -17,7 +17,7 @@ use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
 };
 use crate::test_prelude::{SECOND, clients, run_others};
-use crate::{Client, Embedded, FairLock, Guard, Lock, MultiLock, RedLock};
+use crate::{Client, Embedded, FairLock, Guard, Lock, Member, MultiLock, RedLock};
 
 /// A client of a store that can fail.
 fn client() -> (Embedded, Client) {
@@ -724,6 +724,8 @@ async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_fl
             settings.connect_embedded(&store).unwrap()
         });
         let (lock, me) = (client.fair_read_write_lock("a"), Owner::new());
+        let other = client.fair_read_write_lock("b");
+        let writes_other = other.write().lock().owner(me).await.unwrap();
         let held = peer.fair_read_write_lock("a").write().lock().await.unwrap();
         let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
         run_others().await;
@@ -733,8 +735,8 @@ async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_fl
                 tokio::spawn(async move { writing.await.map(drop) })
             }
             true => {
-                let write = lock.write();
-                let writing = MultiLock::new([&write]).lock().owner(me).into_future();
+                let both = MultiLock::new([Member::from(lock.write()), other.read().into()]);
+                let writing = both.lock().owner(me).into_future();
                 tokio::spawn(async move { writing.await.map(drop) })
             }
         };
@@ -765,9 +767,44 @@ async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_fl
             );
             reader.unlock().await.unwrap();
         }
+        writes_other.unlock().await.unwrap();
         client.flush().await;
         assert_eq!(client.status().holds, 0);
     }
+}
+
+/// As the one before, but the read begins after the RedLock has looked for reads to settle.
+#[tokio::test(start_paused = true)]
+async fn red_lock_of_write_sides_is_acquired_although_a_read_was_canceled_in_flight() {
+    let (store, client) = client();
+    let (lock, me) = (client.read_write_lock("a"), Owner::new());
+    let write = lock.write();
+    let hold_ref = write.erased().hold_ref(me).unwrap();
+    let turn = hold_ref.hold.try_turn();
+    let writing = tokio::spawn(RedLock::new([&write]).try_lock().owner(me).into_future());
+    run_others().await;
+    store.delay_answers([SECOND]);
+    let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
+    run_others().await;
+    drop(turn);
+    run_others().await;
+    reading.abort();
+    assert!(writing.await.unwrap().unwrap().is_some());
+}
+
+/// The answers to its renewals were lost, and the store has applied them.
+#[tokio::test(start_paused = true)]
+async fn read_that_is_lost_refuses_no_write_of_its_owner() {
+    let (store, client) = client();
+    let (lock, me) = (client.read_write_lock("a"), Owner::new());
+    let reader = lock.read().lock().owner(me).await.unwrap();
+    store.fail([NoAnswer; 1000]);
+    reader.lost().await;
+    store.recover();
+    assert!(lock.read().is_locked().await.unwrap());
+    let writer = lock.write().try_lock().owner(me).await.unwrap();
+    assert!(writer.is_some());
+    drop(reader);
 }
 
 /// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
@@ -1120,10 +1157,13 @@ enum Path {
 #[tokio::test(start_paused = true)]
 async fn hold_that_gets_its_guard_after_a_sweep_is_checked() {
     let mut unnoticed = Vec::new();
-    for (path, has_other_hold) in [Path::Attempt, Path::Grant, Path::StoreHandoff]
-        .into_iter()
-        .flat_map(|path| [true, false].map(|has_other_hold| (path, has_other_hold)))
-    {
+    for (path, has_other_hold) in [
+        (Path::Attempt, true),
+        (Path::Attempt, false),
+        (Path::Grant, true),
+        (Path::Grant, false),
+        (Path::StoreHandoff, false),
+    ] {
         let (store, client) = client();
         let peer = Client::builder().connect_embedded(&store).unwrap();
         let session = client.session.clone();
@@ -1139,15 +1179,13 @@ async fn hold_that_gets_its_guard_after_a_sweep_is_checked() {
         };
         let hold_ref = lock.hold_ref(Owner::new()).unwrap();
         let terms = session.terms(None, true);
+        let lock = client.lock("a");
+        let requested = lock.lock().lease(lease).owner(hold_ref.hold.owner);
+        let requested = requested.into_future();
         let acquiring = match path {
             Path::Attempt => {
                 store.delay_answers([SECOND]);
-                let acquiring = client
-                    .lock("a")
-                    .lock()
-                    .lease(lease)
-                    .owner(hold_ref.hold.owner);
-                let acquiring = tokio::spawn(acquiring.into_future());
+                let acquiring = tokio::spawn(requested);
                 run_others().await;
                 Some(acquiring)
             }
@@ -1158,13 +1196,8 @@ async fn hold_that_gets_its_guard_after_a_sweep_is_checked() {
                 None
             }
             Path::StoreHandoff => {
-                let held = client.lock("a").lock().await.unwrap();
-                let acquiring = client
-                    .lock("a")
-                    .lock()
-                    .lease(lease)
-                    .owner(hold_ref.hold.owner);
-                let acquiring = tokio::spawn(acquiring.into_future());
+                let held = lock.lock().await.unwrap();
+                let acquiring = tokio::spawn(requested);
                 run_others().await;
                 held.unlock().await.unwrap();
                 Some(acquiring)
@@ -1172,9 +1205,9 @@ async fn hold_that_gets_its_guard_after_a_sweep_is_checked() {
         };
         store.remove("a");
         session.watchdog.report_missing(&hold_ref.hold);
-        if let Path::Attempt = path {
-            run_others().await;
-        }
+        // Before other tasks run.
+        tokio::time::advance(Duration::from_millis(1)).await;
+        run_others().await;
         let guard = match acquiring {
             Some(acquiring) => Some(acquiring.await.unwrap().unwrap()),
             None => {

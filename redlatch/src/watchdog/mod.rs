@@ -138,23 +138,18 @@ impl Watchdog {
 
     /// Starts to watch a hold, or updates when it is due.
     pub(crate) fn watch(&self, hold: &Arc<Hold>) {
-        self.watch_at(hold, Instant::now());
+        let state = &mut self.core.state.lock();
+        self.core.watch_awake(state, hold, Instant::now());
     }
 
-    /// The same, now.
-    pub(crate) fn watch_at(&self, hold: &Arc<Hold>, now: Instant) {
-        self.core
-            .watch_awake(&mut self.core.state.lock(), hold, now);
-    }
-
-    /// Watches a hold with a new guard, granted at `granted_at` or later. If a sweep was too early for it, it is checked now: the
-    /// store may have lost it before.
-    pub(crate) fn watch_granted(&self, hold: &Arc<Hold>, granted_at: Instant) {
+    /// The same, for a new guard of a hold that was granted, or last watched, at `granted_at` or later. If a sweep has left it out
+    /// since, it is checked now: the store may have lost it before.
+    pub(crate) fn watch_granted(&self, hold: &Arc<Hold>, granted_at: Instant, now: Instant) {
         let state = &mut *self.core.state.lock();
         if state.schedule.has_swept_since(granted_at) {
             hold.watchdog_state(WatchdogState::suspect);
         }
-        self.core.watch_awake(state, hold, Instant::now());
+        self.core.watch_awake(state, hold, now);
     }
 
     /// Has a hold checked now, because an answer to a step out of its turn says that the store does

@@ -182,7 +182,7 @@ impl LocalHandoff {
         }
         limits.inspect(|limits| hold.start_limits(limits));
         // The watchdog's task may have ended with the runtime of an earlier guard.
-        session.watchdog.watch_at(hold, now);
+        session.watchdog.watch_granted(hold, now, now);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "handed over");
         Some(self)
     }

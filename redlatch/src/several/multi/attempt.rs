@@ -189,7 +189,7 @@ impl<'a> MultiLockRequest<'a> {
                 Err(_) if self.members_in_slots() > in_slots => {}
                 Err(Error::WriteWhileReading { .. })
                     if !std::mem::replace(&mut was_refused, true)
-                        && !self.holds_a_sibling().await? => {}
+                        && !self.owner_reads().await? => {}
                 Ok(blocked @ AllOrNone::Blocked(..)) => {
                     return check_stores(self.all).map(|()| blocked);
                 }
@@ -198,10 +198,10 @@ impl<'a> MultiLockRequest<'a> {
         }
     }
 
-    /// Returns whether the owner holds the sibling object of a member: see [`HoldRef::holds_sibling`].
-    async fn holds_a_sibling(&self) -> Result<bool> {
+    /// Returns whether the owner reads a member whose write side it requests: see [`HoldRef::owner_reads`].
+    async fn owner_reads(&self) -> Result<bool> {
         for one in &self.members {
-            if one.requested.hold_ref.holds_sibling().await? {
+            if one.requested.hold_ref.owner_reads().await? {
                 return Ok(true);
             }
         }
@@ -356,7 +356,7 @@ impl Request for MultiLockRequest<'_> {
         waits: bool,
     ) -> Result<Option<AllOrNone<HeldMember>>> {
         for one in &self.members {
-            // If this fails, the attempt will, too.
+            // If this fails, the attempt may be refused, and settles it again.
             let _ = one.requested.hold_ref.settle_sibling().await;
         }
         let mut since = None;

@@ -68,13 +68,13 @@ pub(super) async fn request_member(
             hold_ref.hold.mark_red_lock_member();
             // A read side of this owner that was released, but not settled, would block its own
             // request.
-            hold_ref.settle_sibling().await?;
+            let _ = hold_ref.settle_sibling().await;
             let progress = Progress::default();
             // The limits begin when a majority is held.
             let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);
             let mut tried = requested.try_acquire(None, &progress).await;
             if matches!(tried, Err(Error::WriteWhileReading { .. }))
-                && !hold_ref.holds_sibling().await?
+                && !hold_ref.owner_reads().await?
             {
                 tried = requested.try_acquire(None, &progress).await;
             }

@@ -258,17 +258,18 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Connects again if the current connection has ended. That may not have been noticed yet: an answer shows that it works. That
-    /// to a former master of the same name may stay open for ever.
+    /// Connects again if the current connection has ended. That may not have been noticed yet: an answer shows that it works. If it
+    /// is not known to which server it leads, it may be a former one of the same name that hangs, so it is left without an answer.
     async fn ensure_connected(self: &Arc<Self>) -> Result<(), ExchangeError> {
         let live = self.get_or_connect().await?;
         let asked = live.reply(live.wire.send(&Cmd::of(&["INFO", "server"])));
         let limit = self.config.connect_timeout;
-        if !matches!(tokio::time::timeout(limit, asked).await, Ok(Ok(_))) {
-            self.discard(&live);
-            self.get_or_connect().await?;
+        match tokio::time::timeout(limit, asked).await {
+            Ok(Err(_)) => self.discard(&live),
+            Err(_) if self.identity().is_none() => _ = self.leave(&live),
+            _ => return Ok(()),
         }
-        Ok(())
+        self.get_or_connect().await.map(drop)
     }
 
     /// Returns the run id of the server process to which this has led last, and the database, if they are known.
