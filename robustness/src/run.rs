@@ -69,7 +69,9 @@ pub(crate) fn run(
         std::fs::create_dir_all(folder)?;
     }
     let resource = Resource::start()?;
-    let history = Arc::new(Mutex::new(History::new(lease)));
+    let mut history = History::new(lease);
+    history.tells_listeners = setup.topology != Topology::Restricted;
+    let history = Arc::new(Mutex::new(history));
     let deployment = setup.topology.start(setup.needs)?;
     let mut context = Context {
         worker: WorkerOptions {

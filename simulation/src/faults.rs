@@ -29,6 +29,7 @@ const MAX_QUERY_TIME: Duration = Duration::from_millis(2500);
 
 const CLOCK_STEP: DataLoss = DataLoss {
     holds: true,
+    shows: false,
     tokens: false,
     why: "a step of the server's clock ends leases early",
 };

@@ -14,8 +14,8 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use redlatch_robustness::checker::{MARGIN, Rule, Violation};
-use redlatch_robustness::clock::{Time, nanos};
+use redlatch_robustness::checker::{Rule, Violation};
+use redlatch_robustness::clock::Time;
 use redlatch_robustness::history::{History, Mode, PERMITS, Section};
 use redlatch_robustness::names::{COUNTERS, job_settings, locks_of};
 use todc_utils::linearizability::{WGLChecker, history as wgl};
@@ -321,7 +321,7 @@ fn release_interval(history: &History, section: &Section, acquired: Time) -> (Ti
         None => last_valid,
     };
     let forgotten = history.data_losses.iter().filter(|lost| {
-        let until = lost.until + history.lease + nanos(MARGIN);
+        let until = lost.until + history.lease + history.margin;
         lost.from <= earliest && acquired <= until
     });
     let ends = forgotten.map(|lost| match section.requested <= lost.until {
@@ -407,6 +407,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use redlatch_robustness::clock::nanos;
     use std::time::Duration;
 
     use redlatch_robustness::history::{FaultWindow, Limits, MadeTicket, Request};

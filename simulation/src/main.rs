@@ -144,7 +144,7 @@ struct Total {
     runs: u64,
     failed: u64,
     first_failed: Option<u64>,
-    explained: usize,
+    explained: BTreeMap<Rule, usize>,
     abandoned: usize,
     entered: usize,
     simulated: Duration,
@@ -159,7 +159,9 @@ impl Total {
             self.first_failed.get_or_insert(seed);
         }
         if let Ok(outcome) = outcome {
-            self.explained += outcome.explained;
+            for (rule, number) in &outcome.explained {
+                *self.explained.entry(*rule).or_default() += number;
+            }
             self.abandoned += outcome.abandoned;
             self.entered += outcome.entered;
             self.simulated += outcome.simulated;
@@ -171,7 +173,7 @@ impl Total {
         let minutes = took.as_secs_f64() / 60.0;
         let hours = self.simulated.as_secs_f64() / 3600.0;
         print_line!(
-            "{} seeds, {} with violations, {} violations explained by documented limits, {} \
+            "{} seeds, {} with violations, {:?} explained by documented limits, {} \
              linearizability searches abandoned; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
              per minute; hash {:016x}",
             self.runs,

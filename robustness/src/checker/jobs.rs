@@ -22,7 +22,6 @@ use std::time::Duration;
 
 use redlatch::job::Overlap;
 
-use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, JobRun, Process, Scheduler, Section};
@@ -203,7 +202,7 @@ impl Job<'_> {
                 // A process that has lost the run waits for the end of its lease, too.
                 let lost = of_process.filter_map(|one| one.loss_reported).max();
                 let watches = lost.map_or(scheduler.from, |lost| lost.max(scheduler.from));
-                let until = watches.max(self.history.lease_end(gone)) + nanos(MARGIN);
+                let until = watches.max(self.history.lease_end(gone)) + self.history.margin;
                 let due = ran.run.slot - scheduler.clock - settles;
                 let begin = self.history.lease_begin(due).max(scheduler.from);
                 let could = until <= self.end_of(scheduler)

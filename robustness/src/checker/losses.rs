@@ -3,7 +3,7 @@
 //! 1. During an outage (the store answers no client) no renewal succeeds. A guard that was acquired before the outage
 //!    must be invalid when the outage has lasted for one lease ([`Rule::ValidTooLong`]). Any guard must be invalid
 //!    once its loss is reported; a violation has the same rule.
-//! 2. When a lease ends, a running holder must learn of it within [`MARGIN`] ([`Rule::LossReportedLate`]). A stopped
+//! 2. When a lease ends, a running holder must learn of it within the [margin](History::margin) ([`Rule::LossReportedLate`]). A stopped
 //!    process may learn of it when it continues. A killed process need not learn of it.
 //! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::LostBeforeExpiry`].
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
@@ -19,9 +19,8 @@
 //!    before it: `valid_for` includes the limits, so point 3 applies. A loss at a limit that the
 //!    request does not have is [`Rule::AvoidableLoss`].
 
-use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
-use crate::clock::{Time, millis, nanos};
+use crate::clock::{Time, millis};
 use crate::history::{History, Limits, Section};
 use crate::names::{has_queue, locks_of};
 
@@ -253,9 +252,9 @@ fn requests_since(history: &History, section: &Section) -> Time {
         // Without an answer, such as that of a dropped guard, the release follows later.
         let released = match before.is_release_answered() {
             true => end,
-            false => end + nanos(MARGIN),
+            false => end + history.margin,
         };
-        losses.any(|(from, until)| from <= released && end <= until + nanos(MARGIN))
+        losses.any(|(from, until)| from <= released && end <= until + history.margin)
             || moves.any(|&(from, until)| from <= end && end <= until)
     };
     let mut begun = hold_begun(history, section);
@@ -299,7 +298,7 @@ fn may_have_been_granted(
         has_queue(&waiting.request.name)
             && last_release.is_none_or(|released| released <= at)
             && windows.any(|window| {
-                (window.from..=window.until).contains(&at) && begun <= window.until + nanos(MARGIN)
+                (window.from..=window.until).contains(&at) && begun <= window.until + history.margin
             })
     })
 }
@@ -337,13 +336,17 @@ fn lost_before_expiry(section: &Section) -> Option<Violation> {
 /// Finds a running holder that did not learn of the end of its lease in time.
 fn reported_late(history: &History, section: &Section) -> Option<Violation> {
     let deadline = section.deadline?;
+    if section.ticket_lease.is_some() {
+        // The guard is in a call that makes a ticket of it, and the answer tells of the loss.
+        return None;
+    }
     let process = history.processes.get(&section.process)?;
     // A process that is stopped when its lease ends learns of it when it continues.
-    let mut latest = deadline + nanos(MARGIN);
+    let mut latest = deadline + history.margin;
     for &(stopped, continued) in &process.stopped {
         let continued = continued.unwrap_or(history.end);
         if stopped < latest && deadline < continued {
-            latest = latest.max(continued + nanos(MARGIN));
+            latest = latest.max(continued + history.margin);
         }
     }
     let hold_end = section
@@ -470,6 +473,9 @@ mod tests {
     #[test]
     fn loss_that_is_reported_late_or_never_is_found() {
         assert_eq!(rules(&lease_ended(Some(3100)), Losses::Any), []);
+        let mut in_call = lease_ended(Some(8000));
+        in_call.sections[0].ticket_lease = Some(500 * MS);
+        assert_eq!(rules(&in_call, Losses::Any), []);
         assert_eq!(
             rules(&lease_ended(Some(8000)), Losses::Any),
             [Rule::LossReportedLate]

@@ -32,7 +32,7 @@ pub use violation::{Rule, Violation};
 pub use waits::check_promptness;
 pub(crate) use waits::worst_recovery;
 
-use crate::clock::{Time, nanos};
+use crate::clock::Time;
 use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
 
@@ -70,19 +70,19 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
 
 /// Returns the documented limitation that explains a violation, if there is one.
 pub fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
-    let a_lease = history.lease + nanos(MARGIN);
+    let a_lease = history.lease + history.margin;
     if violation.rule == Rule::SlotRepeated {
         // The record of the earlier run, or its end.
         let mut losses = history.data_losses.iter();
         let lost = losses.find(|lost| {
-            lost.from <= violation.until && violation.from <= lost.until + nanos(MARGIN)
+            lost.from <= violation.until && violation.from <= lost.until + history.margin
         });
         return lost.map(|lost| lost.loss.why);
     }
     let within = match violation.rule {
-        Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
+        Rule::Exclusion | Rule::LostBeforeExpiry => history.lease / 3 + history.margin,
         // A killed process learns of no loss; its hold would have lasted until the end of the lease.
-        Rule::AvoidableLoss | Rule::AcquiredBeforeExpiry | Rule::LostBeforeExpiry => a_lease,
+        Rule::AvoidableLoss | Rule::AcquiredBeforeExpiry => a_lease,
         // A wrong token or value stays wrong for the rest of the run.
         Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
@@ -95,11 +95,13 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         }
         _ => return None,
     };
+    let is_of_hold = matches!(violation.rule, Rule::Exclusion | Rule::LostBeforeExpiry);
     let lasting = within > a_lease;
     let mut lost = history.data_losses.iter().filter(|lost| {
         let within = match lost.loss.holds {
             // Another fault right after it may prevent the renewal that would notice the loss.
-            true if violation.rule == Rule::Exclusion && is_followed(history, lost) => a_lease,
+            true if is_of_hold && is_followed(history, lost) => a_lease,
+            true if is_of_hold && lost.loss.shows => history.margin,
             true => within,
             // A release or a renewal was lost.
             false if matches!(violation.rule, Rule::SameToken | Rule::AcquiredBeforeExpiry) => {
@@ -127,14 +129,21 @@ mod tests {
     use super::*;
     use crate::history::{DataLoss, FaultWindow};
 
-    /// The hold of the fixture's lease is lost at 1 s; its holder may rely on it until another renewal fails.
+    /// The hold of the fixture's lease is lost at 1 s. Its holder may rely on it until it finds another server process, or
+    /// until its next renewal, or until another renewal fails.
     #[test]
     fn data_loss_explains_two_holders_for_a_lease_only_if_another_fault_follows() {
+        for (loss, noticed_after) in [(DataLoss::NO_DATA, 0), (DataLoss::KEYS_DELETED, 1000)] {
+            two_holders(loss, noticed_after);
+        }
+    }
+
+    fn two_holders(loss: DataLoss, noticed_after: Time) {
         let mut one = history(Vec::new());
         one.data_losses.push(DataLossWindow {
             from: 1000 * MS,
             until: 1000 * MS,
-            loss: DataLoss::NO_DATA,
+            loss,
         });
         let overlap = |until| Violation {
             until: until * MS,
@@ -142,15 +151,16 @@ mod tests {
         };
         let lease = one.lease / MS;
         let explains = |one: &History, until| explain(&overlap(until), one).is_some();
-        let (soon, late) = (1000 + lease / 3, 1000 + lease);
-        assert!(explains(&one, soon) && !explains(&one, late));
+        let margin = one.margin / MS;
+        let (soon, late) = (1000 + noticed_after + margin, 1000 + lease + margin);
+        assert!(explains(&one, soon) && !explains(&one, soon + 1));
         let (from, until, is_outage) = (1200 * MS, 9000 * MS, false);
         one.windows.push(FaultWindow {
             from,
             until,
             is_outage,
         });
-        assert!(explains(&one, late));
+        assert!(explains(&one, late) && !explains(&one, late + 1));
     }
 
     /// The last renewal of a killed process did not reach the promoted replica. A running holder renews again.

@@ -14,6 +14,7 @@ pub use section::{MadeTicket, Section};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::checker::MARGIN;
 use crate::clock::{Time, nanos};
 
 /// Number of permits of each semaphore that the workers use.
@@ -46,6 +47,10 @@ pub struct History {
     /// Times in which slots moved.
     pub slot_moves: Vec<(Time, Time)>,
     pub lease: Time,
+    /// How late a report or an action may be. On a simulated clock nothing delays the clients but the network.
+    pub margin: Time,
+    /// Whether the servers tell who listens to a channel. Else each dead waiter of a fair lock has its turn.
+    pub tells_listeners: bool,
     /// Whether acquisitions wait for replicas.
     pub awaits_replicas: bool,
     /// End of the run.
@@ -101,6 +106,9 @@ pub struct DataLossWindow {
 pub struct DataLoss {
     /// Whether holds were lost, too; else only releases, renewals, and counts of semaphores and latches.
     pub holds: bool,
+    /// Whether another server process answers from then on, so that clients check their holds at once. Else they notice at
+    /// the next renewal.
+    pub shows: bool,
     /// Whether fencing tokens were lost, too.
     pub tokens: bool,
     pub why: &'static str,
@@ -110,14 +118,16 @@ impl DataLoss {
     /// All data is gone.
     pub const NO_DATA: DataLoss = DataLoss {
         holds: true,
+        shows: true,
         tokens: true,
         why: "a store that lost its data grants held locks again, and its tokens restart; holders \
-              detect it at their next renewal, at most a third of the lease later",
+              detect it when their client has connected again",
     };
 
     /// The keys of some locks are gone.
     pub const KEYS_DELETED: DataLoss = DataLoss {
         holds: true,
+        shows: false,
         tokens: false,
         why: "after a lock's key is deleted, the held lock is granted again; its holder detects it \
               at its next renewal, at most a third of the lease later",
@@ -126,23 +136,26 @@ impl DataLoss {
     /// The latest writes are gone.
     pub const UNREPLICATED: DataLoss = DataLoss {
         holds: true,
+        shows: true,
         tokens: true,
         why: "a promoted replica lacks the locks and tokens that were not replicated to it; \
-              holders detect it at their next renewal, at most a third of the lease later",
+              holders detect it when their client has connected again",
     };
 
     /// A master that has been replaced still grants acquisitions.
     pub const MASTER_PARTITIONED: DataLoss = DataLoss {
         holds: true,
+        shows: true,
         tokens: true,
         why: "a master that is cut off from its replicas still grants locks and tokens until \
               clients detect the new master (ReplicaSync::AtLeast prevents it); holders detect it \
-              at their next renewal, at most a third of the lease later",
+              when their client has connected again",
     };
 
     /// A master that has been replaced grants nothing any more, but still accepts releases and renewals.
     pub const UNCONFIRMED_WRITES: DataLoss = DataLoss {
         holds: false,
+        shows: false,
         tokens: true,
         why: "releases and renewals do not wait for replicas: a promoted replica may still have a \
               hold that was released, and if its owner acquires the lock again within the lease, \
@@ -167,6 +180,8 @@ impl History {
     pub fn new(lease: Duration) -> History {
         History {
             lease: nanos(lease),
+            margin: nanos(MARGIN),
+            tells_listeners: true,
             end: Time::MAX,
             ..History::default()
         }
