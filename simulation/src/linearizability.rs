@@ -321,8 +321,12 @@ fn release_interval(history: &History, section: &Section, acquired: Time) -> (Ti
         None => last_valid,
     };
     let forgotten = history.data_losses.iter().filter(|lost| {
-        let until = lost.until + history.lease + history.margin;
-        lost.from <= earliest && acquired <= until
+        // Without a release that was lost, its owner continues the hold within the lease.
+        let after = match lost.loss.holds {
+            true => history.margin,
+            false => history.lease + history.margin,
+        };
+        lost.from <= earliest && acquired <= lost.until + after
     });
     let ends = forgotten.map(|lost| match section.requested <= lost.until {
         // The store may forget a hold before its acquisition is answered.

@@ -23,6 +23,7 @@ mod tickets;
 mod violation;
 mod waits;
 
+use allowances::CONNECT_PAUSE;
 pub use allowances::{FAIR_GRACE_PERIOD, MARGIN};
 pub use jobs::check_slots;
 pub use losses::Losses;
@@ -101,7 +102,7 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         let within = match lost.loss.holds {
             // Another fault right after it may prevent the renewal that would notice the loss.
             true if is_of_hold && is_followed(history, lost) => a_lease,
-            true if is_of_hold && lost.loss.shows => history.margin,
+            true if is_of_hold && lost.loss.shows => CONNECT_PAUSE + history.margin,
             true => within,
             // A release or a renewal was lost.
             false if matches!(violation.rule, Rule::SameToken | Rule::AcquiredBeforeExpiry) => {
@@ -133,7 +134,7 @@ mod tests {
     /// until its next renewal, or until another renewal fails.
     #[test]
     fn data_loss_explains_two_holders_for_a_lease_only_if_another_fault_follows() {
-        for (loss, noticed_after) in [(DataLoss::NO_DATA, 0), (DataLoss::KEYS_DELETED, 1000)] {
+        for (loss, noticed_after) in [(DataLoss::NO_DATA, 250), (DataLoss::KEYS_DELETED, 1000)] {
             two_holders(loss, noticed_after);
         }
     }

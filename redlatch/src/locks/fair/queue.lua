@@ -252,6 +252,8 @@ local function leave(owner)
         earlier_timeout = now_ms() + math.max(left_for(owner) or 0, 0)
     else
         earlier_timeout = timeout_of(redis.call('LINDEX', KEYS[2], position - 1))
+        -- The time of a dead waiter may have passed.
+        earlier_timeout = earlier_timeout and math.max(earlier_timeout, now_ms())
     end
     redis.call('LREM', KEYS[2], 1, owner)
     redis.call('ZREM', KEYS[3], owner)

@@ -590,7 +590,8 @@ impl<'a> FairQueue<'a> {
                 Some(self.now_ms().saturating_add(left))
             }
             Some(position) => match self.owner_at(position)? {
-                Some(earlier) => self.timeout_of(&earlier)?,
+                // The time of a dead waiter may have passed.
+                Some(earlier) => self.timeout_of(&earlier)?.map(|it| it.max(self.now_ms())),
                 None => None,
             },
         };

@@ -341,6 +341,29 @@ mod tests {
         assert_eq!(request(&mut keyspace, &last), Outcome::ACQUIRED);
     }
 
+    /// The head has died, and its time has passed, but no step has dropped it yet.
+    #[test]
+    fn waiter_behind_one_that_gives_up_keeps_its_place_although_the_head_is_dead() {
+        let (_, mut write) = sides("", "name");
+        let wait = Duration::from_secs(20);
+        write.times.wait_time = wait;
+        let writer = |owner: &str| hold_with(writer_field(owner), write.clone());
+        let [holder, dead, leaves, next, last] = ["1", "2", "3", "4", "5"].map(writer);
+        let mut keyspace = Keyspace::new(Instant::now());
+        let request = |keyspace: &mut Keyspace, hold: &Hold| request(keyspace, hold, 0).unwrap();
+        assert_eq!(request(&mut keyspace, &holder), Outcome::ACQUIRED);
+        for connected in [&leaves, &next, &last] {
+            connect(&mut keyspace, connected);
+        }
+        for waits in [&dead, &leaves, &next] {
+            assert!(matches!(request(&mut keyspace, waits), Outcome::Wait(_)));
+        }
+        keyspace.now += Lease::WATCHDOG.duration() + 2 * wait;
+        release(&mut keyspace, &leaves).unwrap();
+        assert!(matches!(request(&mut keyspace, &last), Outcome::Wait(_)));
+        assert_eq!(request(&mut keyspace, &next), Outcome::ACQUIRED);
+    }
+
     /// The object is free for a waiter that has died. Each 20 ms another one joins behind it, and the first of ten gives up.
     #[test]
     fn waiters_that_give_up_do_not_prolong_the_turn_of_a_dead_head() {
