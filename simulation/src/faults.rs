@@ -179,8 +179,14 @@ impl Run<'_> {
             Fault::ManualFailover { group } => {
                 let master = self.deployment.masters()[group];
                 self.manual_failover(group, master).await;
+                // Behind one name, a client that sends nothing keeps its connection to the former master.
+                let shows = self.deployment.topology != Topology::Named;
+                let loss = DataLoss {
+                    shows,
+                    ..DataLoss::UNREPLICATED
+                };
                 if self.deployment.topology != Topology::Cluster {
-                    self.record_data_loss(from, DataLoss::UNREPLICATED).await;
+                    self.record_data_loss(from, loss).await;
                 }
             }
             Fault::QueriesFail { group, late } => {

@@ -19,8 +19,9 @@
 //!    before it: `valid_for` includes the limits, so point 3 applies. A loss at a limit that the
 //!    request does not have is [`Rule::AvoidableLoss`].
 
+use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
-use crate::clock::{Time, millis};
+use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Limits, Section};
 use crate::names::{has_queue, locks_of};
 
@@ -341,12 +342,17 @@ fn reported_late(history: &History, section: &Section) -> Option<Violation> {
         return None;
     }
     let process = history.processes.get(&section.process)?;
+    let margin = match section.request.name.starts_with("election") {
+        // A leader may wait for the answer to a change of its value.
+        true => nanos(MARGIN),
+        false => history.margin,
+    };
     // A process that is stopped when its lease ends learns of it when it continues.
-    let mut latest = deadline + history.margin;
+    let mut latest = deadline + margin;
     for &(stopped, continued) in &process.stopped {
         let continued = continued.unwrap_or(history.end);
         if stopped < latest && deadline < continued {
-            latest = latest.max(continued + history.margin);
+            latest = latest.max(continued + margin);
         }
     }
     let hold_end = section
@@ -476,6 +482,11 @@ mod tests {
         let mut in_call = lease_ended(Some(8000));
         in_call.sections[0].ticket_lease = Some(500 * MS);
         assert_eq!(rules(&in_call, Losses::Any), []);
+        let mut simulated = lease_ended(Some(3300));
+        simulated.margin = 200 * MS;
+        assert_eq!(rules(&simulated, Losses::Any), [Rule::LossReportedLate]);
+        simulated.sections[0].request.name = "election:0".into();
+        assert_eq!(rules(&simulated, Losses::Any), []);
         assert_eq!(
             rules(&lease_ended(Some(8000)), Losses::Any),
             [Rule::LossReportedLate]

@@ -81,9 +81,9 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         return lost.map(|lost| lost.loss.why);
     }
     let within = match violation.rule {
-        Rule::Exclusion | Rule::LostBeforeExpiry => history.lease / 3 + history.margin,
+        Rule::Exclusion => history.lease / 3 + history.margin,
         // A killed process learns of no loss; its hold would have lasted until the end of the lease.
-        Rule::AvoidableLoss | Rule::AcquiredBeforeExpiry => a_lease,
+        Rule::AvoidableLoss | Rule::AcquiredBeforeExpiry | Rule::LostBeforeExpiry => a_lease,
         // A wrong token or value stays wrong for the rest of the run.
         Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {

@@ -145,11 +145,11 @@ impl DataLoss {
     /// A master that has been replaced still grants acquisitions.
     pub const MASTER_PARTITIONED: DataLoss = DataLoss {
         holds: true,
-        shows: true,
+        shows: false,
         tokens: true,
         why: "a master that is cut off from its replicas still grants locks and tokens until \
               clients detect the new master (ReplicaSync::AtLeast prevents it); holders detect it \
-              when their client has connected again",
+              at their next renewal there",
     };
 
     /// A master that has been replaced grants nothing any more, but still accepts releases and renewals.

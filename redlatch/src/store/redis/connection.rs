@@ -101,6 +101,9 @@ pub(super) trait MasterResolver: Send + Sync {
 
     /// Returns whether this is the current address, as far as is known.
     fn is_current(&self, endpoint: &Endpoint) -> bool;
+
+    /// Records that the current address leads to a replica.
+    fn report_replica(&self);
 }
 
 /// The current try to connect. It runs in a task of its own: a caller may stop waiting without
@@ -686,6 +689,9 @@ impl ReconnectingConnection {
         // A late refusal says nothing about the server of the next connection.
         if !self.leave(live) {
             return;
+        }
+        if let Target::CurrentMaster(resolver) = &self.target {
+            resolver.report_replica();
         }
         let server = self.identity();
         self.slow_down();

@@ -17,10 +17,12 @@
 //! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a
 //!    series of queries only if the last one has ended and nothing failed since. So the load stays
 //!    low in an outage.
-//! 5. While the latest query has named no master, a connection that needs one does not wait for the
-//!    next query: it asks for one, after pauses that grow to [`LONGEST_WITHOUT_MASTER`].
+//! 5. While the latest query has named no master, or one that answers as a replica, a connection that
+//!    needs one does not wait for the next query: it asks for one, after pauses that grow to
+//!    [`LONGEST_WITHOUT_MASTER`].
 
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -51,9 +53,11 @@ pub(super) struct MasterView {
     queries: u32,
     /// Whether something failed since the last query.
     suspected: bool,
-    /// How many queries in a row have named no master, and when a connection that needs one may ask
-    /// for the next.
+    /// How many queries in a row have named no master, or a replica, and when a connection that needs
+    /// a master may ask for the next.
     undecided: Option<(u32, Instant)>,
+    /// Whether the known master has answered as a replica since the latest query.
+    is_replica: bool,
     /// When the latest query ended.
     queried_at: Option<Instant>,
     next_query: Instant,
@@ -95,6 +99,7 @@ impl MasterView {
             queries: 0,
             suspected: false,
             undecided: None,
+            is_replica: false,
             queried_at: None,
             next_query: now,
         }
@@ -113,9 +118,19 @@ impl MasterView {
     /// Handles a message of a sentinel: the sentinels are to be queried at once.
     pub(super) fn on_message(&mut self, now: Instant) {
         self.queries = 0;
+        self.next_query = self.next_query.min(self.earliest_query(now));
+    }
+
+    fn earliest_query(&self, now: Instant) -> Instant {
         let earliest = self.queried_at.map(|at| at + MIN_REFRESH_INTERVAL);
-        let due = earliest.map_or(now, |earliest| earliest.max(now));
-        self.next_query = self.next_query.min(due);
+        earliest.map_or(now, |earliest| earliest.max(now))
+    }
+
+    /// Handles that the known master has answered as a replica: another server has taken its place, or will.
+    pub(super) fn on_replica(&mut self, now: Instant) {
+        self.is_replica = true;
+        let earliest = self.earliest_query(now);
+        self.undecided.get_or_insert((0, earliest));
     }
 
     /// Handles that a connection needs the master.
@@ -143,12 +158,14 @@ impl MasterView {
     ) -> Verdict {
         let verdict = self.decide(replies, works, now);
         let retries = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, LONGEST_WITHOUT_MASTER);
+        let was_replica = take(&mut self.is_replica);
         self.undecided = match &verdict {
-            Verdict::Undecided => {
+            Verdict::Master(_) if !was_replica => None,
+            Verdict::FailedOver(_) => None,
+            Verdict::Master(_) | Verdict::Undecided => {
                 let earlier = self.undecided.map_or(0, |(queries, _)| queries);
                 Some((earlier.saturating_add(1), now + retries.pause(earlier)))
             }
-            Verdict::Master(_) | Verdict::FailedOver(_) => None,
         };
         // The last pause is repeated while something fails.
         let last = QUERIES_IN_SERIES + u32::from(!self.suspected);
@@ -377,6 +394,42 @@ mod tests {
             longest = (longest * 2).min(LONGEST_WITHOUT_MASTER);
         }
         answered(&mut view, &[(1, 5), (1, 5)], false, now);
+        view.on_needed();
+        assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
+    }
+
+    /// All connections to the sentinels had broken, so that their message about the failover was lost.
+    #[test]
+    fn client_whose_master_answers_as_a_replica_queries_often_until_another_is_named() {
+        let begun = Instant::now();
+        let mut view = view(begun);
+        let mut now = begun + Duration::from_secs(60);
+        pauses(&mut view, now, true);
+        view.on_suspicion(now);
+        answered(&mut view, &[(1, 5)], true, now);
+        now += MIN_REFRESH_INTERVAL;
+        view.on_suspicion(now);
+        assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
+        let mut longest = MIN_REFRESH_INTERVAL;
+        for n in 0..10 {
+            view.on_replica(now);
+            view.on_needed();
+            let pause = view.next_query() - now;
+            if n == 0 {
+                assert_eq!(pause, Duration::ZERO);
+            } else {
+                assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
+                longest = (longest * 2).min(LONGEST_WITHOUT_MASTER);
+            }
+            now = view.next_query();
+            assert_eq!(
+                answered(&mut view, &[(1, 5)], false, now),
+                Verdict::Master(at(1))
+            );
+        }
+        view.on_replica(now);
+        let verdict = answered(&mut view, &[(2, 6)], false, now);
+        assert_eq!(verdict, Verdict::FailedOver(at(2)));
         view.on_needed();
         assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
     }

@@ -283,6 +283,10 @@ impl MasterResolver for Sentinels {
     fn is_current(&self, endpoint: &Endpoint) -> bool {
         self.view.view.lock().master() == Some(endpoint)
     }
+
+    fn report_replica(&self) {
+        self.view.view.lock().on_replica(Instant::now());
+    }
 }
 
 /// Queries the sentinels whenever the view asks for it. That also restores the connections to the
