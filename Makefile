@@ -25,7 +25,7 @@ help:
 	@echo "make semver   compares the version with the changes of the public API since the last release"
 	@echo "make book     the guide as a book, in target/book"
 	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
-	@echo "make explore  checks all sequences of steps on the rules, and of events in the client (at most STATES=10000000)"
+	@echo "make explore  checks all sequences of steps on the rules, and of events in the client (at most STATES=10000000, of some a tenth)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
@@ -182,11 +182,13 @@ simulate-mutants: export SEEDS := $(if $(SEEDS),$(SEEDS),10000)
 simulate-mutants:
 	tools/simulate-mutants $(MUTANTS)
 
-# Only the crate with the rules is optimized, because only the rules take long.
+# Only the crate with the rules is optimized, because only the rules take long. The fair objects that several owners may hold have
+# too many states.
 STATES ?= 10000000
+EXPLORE = $(CARGO) test --package redlatch --lib --all-features --locked --config 'profile.dev.package.redlatch.opt-level=3'
 explore:
-	REDLATCH_STATES=$(STATES) $(CARGO) test --package redlatch --lib --all-features --locked \
-		--config 'profile.dev.package.redlatch.opt-level=3' exploration -- --nocapture --test-threads 1
+	REDLATCH_STATES=$(STATES) $(EXPLORE) exploration -- --skip fair_shared --nocapture --test-threads 1
+	REDLATCH_STATES=$$(($(STATES) / 10)) $(EXPLORE) fair_shared::exploration -- --nocapture --test-threads 1
 
 RUNS ?= 200
 stress: redis
