@@ -16,7 +16,12 @@ pub(super) const FAULTS: [Fault; 2] = [
         losses: Losses::Any,
         in_soak: false,
         inject: |context, duration| {
-            context.with_data_loss(DataLoss::NO_DATA, |context| {
+            // The process is the same.
+            let loss = DataLoss {
+                shows: false,
+                ..DataLoss::NO_DATA
+            };
+            context.with_data_loss(loss, |context| {
                 context.with_fault_window(|context| {
                     let master = context.master()?;
                     run_command(context.server(master), &["FLUSHALL"])

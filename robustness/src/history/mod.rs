@@ -121,7 +121,8 @@ impl DataLoss {
         shows: true,
         tokens: true,
         why: "a store that lost its data grants held locks again, and its tokens restart; holders \
-              detect it when their client has connected again",
+              detect it when another server process answers, else at their next renewal, at most a \
+              third of the lease later",
     };
 
     /// The keys of some locks are gone.
