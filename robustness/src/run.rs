@@ -10,7 +10,7 @@ use redlatch_testkit::Server;
 
 use crate::Result;
 use crate::checker::{self, Losses, MARGIN, Rule, Violation};
-use crate::clock::{Time, now};
+use crate::clock::{Time, nanos, now};
 use crate::context::Context;
 use crate::deployment::{Deployment, Needs, Topology};
 use crate::final_check::check_all_free_blocking;
@@ -70,6 +70,7 @@ pub(crate) fn run(
     }
     let resource = Resource::start()?;
     let mut history = History::new(lease);
+    history.margin = nanos(MARGIN);
     history.tells_listeners = setup.topology != Topology::Restricted;
     let history = Arc::new(Mutex::new(history));
     let deployment = setup.topology.start(setup.needs)?;

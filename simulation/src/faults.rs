@@ -179,13 +179,13 @@ impl Run<'_> {
             Fault::ManualFailover { group } => {
                 let master = self.deployment.masters()[group];
                 self.manual_failover(group, master).await;
-                // Behind one name, a client that sends nothing keeps its connection to the former master.
-                let shows = self.deployment.topology != Topology::Named;
-                let loss = DataLoss {
-                    shows,
-                    ..DataLoss::UNREPLICATED
-                };
-                if self.deployment.topology != Topology::Cluster {
+                let topology = self.deployment.topology;
+                if topology != Topology::Cluster {
+                    let loss = DataLoss {
+                        // Behind one name, a client that sends nothing keeps its connection to the former master.
+                        shows: topology != Topology::Named,
+                        ..DataLoss::UNREPLICATED
+                    };
                     self.record_data_loss(from, loss).await;
                 }
             }

@@ -411,9 +411,9 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use redlatch_robustness::clock::nanos;
     use std::time::Duration;
 
+    use redlatch_robustness::clock::nanos;
     use redlatch_robustness::history::{FaultWindow, Limits, MadeTicket, Request};
 
     use super::*;

@@ -215,8 +215,7 @@ impl LockRequest<'_> {
     ) -> Result<Option<u64>> {
         let hold_ref = self.requested.hold_ref;
         // A read side of this owner that was released, but not settled, would block its own request.
-        // If this fails, the attempt may be refused, and settles it again.
-        let _ = hold_ref.settle_sibling().await;
+        hold_ref.settle_sibling().await;
         // Re-entry is tried once in each hold period: only those that begin later than this count.
         let mut tried = None;
         loop {

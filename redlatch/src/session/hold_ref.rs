@@ -103,7 +103,8 @@ impl Session {
         wait_for(&self.sibling_acquired, || is_held().then_some(())).await;
     }
 
-    /// Settles what `owner` has released or lost of `object`, and has not settled yet. If this fails, it is retried in the background.
+    /// Settles what `owner` has released or lost of `object`, and has not settled yet. If this fails, it is retried in the
+    /// background.
     pub(super) async fn settle_released(
         self: &Arc<Self>,
         owner: Owner,
@@ -256,12 +257,12 @@ impl HoldRef {
         }
     }
 
-    /// Settles what the owner has released of the sibling object, which could block this one.
-    pub(crate) async fn settle_sibling(&self) -> Result<()> {
-        match self.hold.kind.sibling() {
+    /// Settles what the owner has released of the sibling object, which could block this one. If this fails, the store may
+    /// refuse the next request: see [`HoldRef::owner_reads`].
+    pub(crate) async fn settle_sibling(&self) {
+        if let Some(sibling) = self.hold.kind.sibling() {
             // Boxed: few kinds have a sibling object.
-            Some(sibling) => Box::pin(self.session.settle_released(self.hold.owner, sibling)).await,
-            None => Ok(()),
+            let _ = Box::pin(self.session.settle_released(self.hold.owner, sibling)).await;
         }
     }
 
@@ -275,7 +276,7 @@ impl HoldRef {
         let Some(read_side) = sibling.filter(|_| hold.object.layout().writes()) else {
             return Ok(false);
         };
-        self.settle_sibling().await?;
+        session.settle_released(hold.owner, read_side).await?;
         Ok(session.hold_period(hold.owner, read_side).is_some())
     }
 }

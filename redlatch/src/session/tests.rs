@@ -741,11 +741,7 @@ async fn waiting_writer_acquires_although_a_read_of_its_owner_was_canceled_in_fl
             }
         };
         run_others().await;
-        let refused_after = if is_settled_before {
-            SECOND
-        } else {
-            Duration::ZERO
-        };
+        let refused_after = SECOND * u32::from(is_settled_before);
         store.delay_answers([Duration::ZERO, SECOND, refused_after]);
         held.unlock().await.unwrap();
         run_others().await;
@@ -1216,8 +1212,8 @@ async fn hold_that_gets_its_guard_after_a_sweep_is_checked() {
                 None
             }
         };
-        tokio::time::sleep(2 * SECOND).await;
-        if hold_ref.hold.loss().is_none() {
+        let lost = tokio::time::timeout(2 * SECOND, hold_ref.hold.lost()).await;
+        if lost.is_err() {
             unnoticed.push((path, has_other_hold));
         }
         drop((guard, other));

@@ -56,7 +56,7 @@ pub(super) struct Schedule<H, N> {
     /// Number of insertions into `due` so far.
     insertions: u64,
     nodes: BTreeMap<N, NodeQueue>,
-    /// Start of the latest sweep of any node.
+    /// Start of the latest sweep of any node, also of one that found no hold.
     last_sweep: Option<Instant>,
     /// When the watchdog will wake by itself.
     wakes_at: Option<Instant>,

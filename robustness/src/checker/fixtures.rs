@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::clock::Time;
+use super::allowances::MARGIN;
+use crate::clock::{Time, nanos};
 use crate::history::{History, MadeTicket, Request, Section};
 
 pub(super) const MS: Time = 1_000_000;
@@ -26,6 +27,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
 /// Creates a history with a lease of 3 s that ends at 60 s.
 pub(super) fn history(sections: Vec<Section>) -> History {
     let mut history = History::new(Duration::from_secs(3));
+    history.margin = nanos(MARGIN);
     history.end = 60_000 * MS;
     history.processes.entry(0).or_default();
     history.sections = sections;

@@ -110,9 +110,9 @@ pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     after_fault.map(|idle| idle.until - idle.from).max()
 }
 
-/// Returns for how long a fair lock may be kept for departed waiters in its queue: a `turn` for each one that was stopped,
-/// because its connection still listens, and one grace period for all that were killed, or could not leave because the
-/// store was unavailable.
+/// Returns for how long departed waiters in its queue may keep a fair lock from others: for a `turn` each, if they were
+/// stopped, because their connections still listen; for one grace period together, if they were killed, or could not leave
+/// because the store was unavailable.
 fn departed_turns(
     history: &History,
     names: &SectionsByName<'_>,

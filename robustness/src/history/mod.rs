@@ -14,7 +14,6 @@ pub use section::{MadeTicket, Section};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::checker::MARGIN;
 use crate::clock::{Time, nanos};
 
 /// Number of permits of each semaphore that the workers use.
@@ -181,7 +180,6 @@ impl History {
     pub fn new(lease: Duration) -> History {
         History {
             lease: nanos(lease),
-            margin: nanos(MARGIN),
             tells_listeners: true,
             end: Time::MAX,
             ..History::default()

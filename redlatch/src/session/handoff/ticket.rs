@@ -76,7 +76,7 @@ impl HoldRef {
         lease: Lease,
     ) -> Result<Result<()>> {
         let (session, hold) = (&self.session, &self.hold);
-        let _ = self.settle_sibling().await;
+        self.settle_sibling().await;
         let mut turn = match hold.turn().await {
             Ok(turn) => turn,
             Err(error) => return Ok(Err(error)),

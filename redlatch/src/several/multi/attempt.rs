@@ -356,8 +356,7 @@ impl Request for MultiLockRequest<'_> {
         waits: bool,
     ) -> Result<Option<AllOrNone<HeldMember>>> {
         for one in &self.members {
-            // If this fails, the attempt may be refused, and settles it again.
-            let _ = one.requested.hold_ref.settle_sibling().await;
+            one.requested.hold_ref.settle_sibling().await;
         }
         let mut since = None;
         let mut blocking = self.first_queued_member().filter(|_| waits);

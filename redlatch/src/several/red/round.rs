@@ -68,7 +68,7 @@ pub(super) async fn request_member(
             hold_ref.hold.mark_red_lock_member();
             // A read side of this owner that was released, but not settled, would block its own
             // request.
-            let _ = hold_ref.settle_sibling().await;
+            hold_ref.settle_sibling().await;
             let progress = Progress::default();
             // The limits begin when a majority is held.
             let requested = RequestedHold::without_waiting(&*member.lock.kind, &hold_ref, terms);

@@ -549,7 +549,7 @@ impl ReconnectingConnection {
             return;
         }
         // The server refused it, so there is nothing to end, and nothing to restore on later connections. If it refuses for good,
-        // waiters that have subscribed before ask again, and learn why.
+        // waiters that have subscribed before repeat their requests, and get the reason.
         if self.channels.lock().remove(channel) && failure.is_permanent() {
             self.subscriber.on_unsubscribed(channel);
         }
