@@ -158,6 +158,8 @@ impl Run<'_> {
         }
         let mut history = lock(&run.history);
         history.end = now(begun);
+        let connected = run.network.take_connected().into_iter();
+        history.connected = connected.map(nanos).collect();
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
         violations.extend(checker::check_slots(&history, JOB_SETTLES));

@@ -19,9 +19,8 @@
 //!    before it: `valid_for` includes the limits, so point 3 applies. A loss at a limit that the
 //!    request does not have is [`Rule::AvoidableLoss`].
 
-use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
-use crate::clock::{Time, millis, nanos};
+use crate::clock::{Time, millis};
 use crate::history::{History, Limits, Section};
 use crate::names::{has_queue, locks_of};
 
@@ -342,17 +341,12 @@ fn reported_late(history: &History, section: &Section) -> Option<Violation> {
         return None;
     }
     let process = history.processes.get(&section.process)?;
-    let margin = match section.request.name.starts_with("election") {
-        // A leader may wait for the answer to a change of its value.
-        true => nanos(MARGIN),
-        false => history.margin,
-    };
     // A process that is stopped when its lease ends learns of it when it continues.
-    let mut latest = deadline + margin;
+    let mut latest = deadline + history.margin;
     for &(stopped, continued) in &process.stopped {
         let continued = continued.unwrap_or(history.end);
         if stopped < latest && deadline < continued {
-            latest = latest.max(continued + margin);
+            latest = latest.max(continued + history.margin);
         }
     }
     let hold_end = section
@@ -485,8 +479,6 @@ mod tests {
         let mut simulated = lease_ended(Some(3300));
         simulated.margin = 200 * MS;
         assert_eq!(rules(&simulated, Losses::Any), [Rule::LossReportedLate]);
-        simulated.sections[0].request.name = "election:0".into();
-        assert_eq!(rules(&simulated, Losses::Any), []);
         assert_eq!(
             rules(&lease_ended(Some(8000)), Losses::Any),
             [Rule::LossReportedLate]

@@ -102,7 +102,7 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         let within = match lost.loss.holds {
             // Another fault right after it may prevent the renewal that would notice the loss.
             true if is_of_hold && is_followed(history, lost) => a_lease,
-            true if is_of_hold && lost.loss.shows => CONNECT_PAUSE + history.margin,
+            true if is_of_hold && lost.loss.shows => noticed_after(history, lost) + history.margin,
             true => within,
             // A release or a renewal was lost.
             false if matches!(violation.rule, Rule::SameToken | Rule::AcquiredBeforeExpiry) => {
@@ -114,6 +114,17 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         in_time && (lost.loss.tokens || !lasting)
     });
     lost.next_back().map(|lost| lost.loss.why)
+}
+
+/// Returns how long after this data loss the clients had connected again: at most their longest pause, if only a pause
+/// delayed them.
+fn noticed_after(history: &History, lost: &DataLossWindow) -> Time {
+    if history.connected.is_empty() {
+        return CONNECT_PAUSE;
+    }
+    let after = history.connected.iter().map(|at| at - lost.until);
+    let in_pause = after.filter(|after| (0..=CONNECT_PAUSE).contains(after));
+    in_pause.max().unwrap_or_default()
 }
 
 /// Returns whether another fault began after this data loss, before all holds were renewed.
@@ -134,13 +145,17 @@ mod tests {
     /// until its next renewal, or until another renewal fails.
     #[test]
     fn data_loss_explains_two_holders_for_a_lease_only_if_another_fault_follows() {
-        for (loss, noticed_after) in [(DataLoss::NO_DATA, 250), (DataLoss::KEYS_DELETED, 1000)] {
-            two_holders(loss, noticed_after);
+        two_holders(DataLoss::KEYS_DELETED, &[], 1000);
+        for (connected, noticed_after) in
+            [(&[][..], 250), (&[999], 0), (&[10, 1120, 1130, 1251], 130)]
+        {
+            two_holders(DataLoss::NO_DATA, connected, noticed_after);
         }
     }
 
-    fn two_holders(loss: DataLoss, noticed_after: Time) {
+    fn two_holders(loss: DataLoss, connected: &[Time], noticed_after: Time) {
         let mut one = history(Vec::new());
+        one.connected = connected.iter().map(|at| at * MS).collect();
         one.data_losses.push(DataLossWindow {
             from: 1000 * MS,
             until: 1000 * MS,

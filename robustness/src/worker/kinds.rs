@@ -345,17 +345,21 @@ async fn lead(
     };
     runner.report_acquired(Some(epoch), None);
     runner.watch(&term, time).await;
-    if random.below(3) == 0 {
-        // If it fails, the end of the term is the same. It may last as long as an outage.
-        let proclaiming = async {
-            let _ = term.leadership.proclaim("second").await;
-        };
-        runner.watch_until(&term, proclaiming, LONGEST_OUTAGE).await;
-    }
-    if random.below(3) == 0 {
-        let candidates = election.candidates().await.unwrap_or_default();
-        term.successor = candidates.last().map(|last| last.owner.clone());
-    }
+    let (proclaims, hands_over) = (random.below(3) == 0, random.below(3) == 0);
+    // If this fails, the end of the term is the same. It may last as long as an outage, and the leader may be lost meanwhile.
+    let leader = &term.leadership;
+    let mut successor = None;
+    let asking = async {
+        if proclaims {
+            let _ = leader.proclaim("second").await;
+        }
+        if hands_over {
+            let candidates = election.candidates().await.unwrap_or_default();
+            successor = candidates.last().map(|last| last.owner.clone());
+        }
+    };
+    runner.watch_until(&term, asking, LONGEST_OUTAGE).await;
+    term.successor = successor;
     runner.release(term, Some(epoch), ReleaseMode::Unlock).await
 }
 

@@ -290,6 +290,11 @@ impl Network {
         self.lock().latency = latency;
     }
 
+    /// Returns when servers accepted connections, counted from the time when the network was made.
+    pub fn take_connected(&self) -> Vec<Duration> {
+        std::mem::take(&mut self.lock().connected)
+    }
+
     /// Returns the hash of the trace, and its lines if they are kept.
     pub fn take_trace(&self) -> (u64, Vec<String>) {
         let trace = &mut self.lock().trace;

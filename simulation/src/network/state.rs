@@ -69,6 +69,8 @@ pub(super) struct State {
     withheld: BTreeMap<Key, Event>,
     /// Arrival time of the latest packet from one server to another.
     last: BTreeMap<(HostId, HostId), Duration>,
+    /// When servers accepted connections.
+    pub(super) connected: Vec<Duration>,
     pub(super) trace: Trace,
     /// Why the run has to end early.
     pub(super) failure: Option<String>,
@@ -185,6 +187,7 @@ impl State {
             separated: BTreeSet::new(),
             losing_answers: None,
             failing_signals: None,
+            connected: Vec::new(),
             signaled: false,
             failing: None,
             withheld: BTreeMap::new(),
@@ -463,6 +466,7 @@ impl State {
     }
 
     fn accept(&mut self, id: LinkId) {
+        let now = self.now();
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
@@ -472,6 +476,7 @@ impl State {
                 let connection = server.connect();
                 host.links.insert(connection, id);
                 link.server = Some(connection);
+                self.connected.push(now);
                 Event::Connected(id)
             }
             None => Event::ServerGone(id, Some(io::ErrorKind::ConnectionRefused)),
