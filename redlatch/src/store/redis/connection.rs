@@ -432,8 +432,8 @@ impl ReconnectingConnection {
             Target::CurrentMaster(_) => endpoint.as_ref().map(Endpoint::to_string),
         };
         live.server = self.server(identity);
-        if let Some(endpoint) = &endpoint {
-            is_master(&live, endpoint).await?;
+        if let (Target::CurrentMaster(resolver), Some(endpoint)) = (&self.target, &endpoint) {
+            is_master(&live, endpoint, resolver).await?;
         }
         if let Target::ClusterNode(at, ids) = &self.target {
             is_of_cluster(&live, at, ids).await?;
@@ -994,13 +994,20 @@ async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeE
 
 /// Checks the role of a server that sentinels call the master. It may be a former or a future
 /// master.
-async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
+async fn is_master(
+    live: &LiveConnection,
+    endpoint: &Endpoint,
+    resolver: &Arc<dyn MasterResolver>,
+) -> Result<(), ExchangeError> {
     let role = live.ask(&["ROLE"]).await?;
     match &role {
         role if is_role_of_master(role) => Ok(()),
-        ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
-            "{endpoint} is the master according to the sentinels, but is a replica"
-        ))),
+        ScriptReply::List(_) => {
+            resolver.report_replica();
+            Err(ExchangeError::not_executed(format!(
+                "{endpoint} is the master according to the sentinels, but is a replica"
+            )))
+        }
         ScriptReply::Error(error) => Err(ExchangeError::from_reply(error, "")),
         other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
             reason: format!("its reply to ROLE contains no role: {other:?}"),
@@ -1366,6 +1373,54 @@ mod tests {
                 assert!(proxy.refused() > 0);
             }
         }
+    }
+
+    /// Names a replica as the master, and counts how often it is told so.
+    struct WrongResolver {
+        endpoint: Endpoint,
+        told: AtomicU64,
+    }
+
+    impl MasterResolver for WrongResolver {
+        fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>> {
+            Box::pin(std::future::ready(Ok(self.endpoint.clone())))
+        }
+
+        fn is_current(&self, _: &Endpoint) -> bool {
+            true
+        }
+
+        fn report_replica(&self) {
+            self.told.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Else the sentinels are asked seconds later, if their message was lost.
+    #[tokio::test]
+    async fn connection_that_finds_a_replica_in_place_of_the_master_reports_it() {
+        let (server, replica) = (Server::start(), Server::start());
+        let port = server.port().to_string();
+        let _: String = replica.command(&["REPLICAOF", "127.0.0.1", &port]);
+        let resolver = Arc::new(WrongResolver {
+            endpoint: Endpoint::new("127.0.0.1", replica.port()),
+            told: AtomicU64::new(0),
+        });
+        let client = Client::connect(&server.url()).await.unwrap();
+        let attempts = pubsub_of(&client);
+        let connection = ReconnectingConnection::new(
+            attempts.config.clone(),
+            Target::CurrentMaster(resolver.clone()),
+            attempts.subscriber.clone(),
+            SubscriptionMode::Unrestored,
+            Arc::default(),
+            None,
+        );
+        let refused = connection.get_or_connect().await.err().unwrap();
+        assert!(
+            format!("{refused:?}").contains("is a replica"),
+            "{refused:?}"
+        );
+        assert_eq!(resolver.told.load(Ordering::Relaxed), 1);
     }
 
     /// The answer to an acquisition comes when the client uses another connection, which may lead to another server.
