@@ -30,7 +30,7 @@ pub(crate) struct WatchdogState {
     /// Earliest time of the next renewal, after one has failed.
     pub(crate) not_before: Option<Instant>,
     /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
-    /// its lease is fixed. Cleared just before that step is sent.
+    /// its lease is fixed. Cleared when a step that was sent later has found it.
     pub(crate) suspect: bool,
     /// How often there was a reason to check the hold.
     suspicions: u32,

@@ -83,7 +83,7 @@ impl Changes {
 
 /// On the connection that carries the reports and nothing else.
 impl Subscriber for Changes {
-    fn on_message(&self, _: &str, _: i64) {}
+    fn on_message(&self, _: &str, _: &str) {}
 
     fn on_disconnect(&self) {
         self.update(|pending| pending.ended = true);

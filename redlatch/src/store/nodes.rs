@@ -45,7 +45,7 @@ pub(crate) struct Suspects {
 pub(crate) struct Suspected {
     /// Nodes that may have lost all data: a different server process answers for them after a restart or a failover.
     pub(crate) nodes: BTreeSet<NodeId>,
-    /// Nodes whose data was deleted, or that did not report changes for a while. This may be so often.
+    /// Nodes whose data was deleted, whose connection broke, or that did not report changes for a while. This may be so often.
     pub(crate) changed_nodes: BTreeSet<NodeId>,
     /// Keys that another client has changed or deleted.
     pub(crate) keys: BTreeSet<Box<str>>,

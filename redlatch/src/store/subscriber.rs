@@ -6,8 +6,8 @@ use crate::metrics::Metrics;
 
 /// Receives what the store pushes. Called from the connection's own task: must not block.
 pub(crate) trait Subscriber: Send + Sync {
-    /// A message was published to `channel`. `message`: its number; 0 if it is none.
-    fn on_message(&self, channel: &str, message: i64);
+    /// A message was published to `channel`; empty if it came on a connection that was left.
+    fn on_message(&self, channel: &str, message: &str);
     /// The connection broke: messages may have been missed since.
     fn on_disconnect(&self);
     /// A step of this client was answered, and `channel` subscribed to before it. `ends`: the

@@ -176,7 +176,7 @@ impl ChannelMap {
     }
 
     /// Records a message for the objects of a channel, and wakes the first waiters.
-    fn wake(&self, channel: &str, message: i64) {
+    pub(super) fn wake(&self, channel: &str, message: i64) {
         let mut woken = Vec::new();
         if let Some(entry) = self.entries.lock().get(channel) {
             entry.wake(message, &mut woken);
@@ -307,8 +307,9 @@ impl ChannelMap {
 }
 
 impl Subscriber for ChannelMap {
-    fn on_message(&self, channel: &str, message: i64) {
-        self.wake(channel, message);
+    fn on_message(&self, channel: &str, message: &str) {
+        // What is no number grants nothing.
+        self.wake(channel, message.parse().unwrap_or(0));
     }
 
     fn on_disconnect(&self) {
@@ -428,7 +429,7 @@ impl ChannelEntry {
         }
     }
 
-    fn wake(&self, message: i64, woken: &mut Vec<Waker>) {
+    pub(super) fn wake(&self, message: i64, woken: &mut Vec<Waker>) {
         for object in &self.objects {
             let wakes = object.lock().queues.message(message, Instant::now());
             woken.extend(wakes.into_iter().flatten());

@@ -772,7 +772,7 @@ async fn first_waiter_takes_offer_or_grant_instead_of_request() {
             sleep(1).await;
             match is_offer {
                 true => offer(&queues, end),
-                false => queues.channels.on_message(object().channel(), 5),
+                false => queues.channels.on_message(object().channel(), "5"),
             }
         };
         let (first, second, ()) = tokio::join!(queues.acquire(&mut one, true), second, call);
@@ -793,7 +793,7 @@ async fn first_waiter_sends_request_if_it_cannot_use_offer_or_message() {
         sleep(1).await;
         offer(&queues, Instant::now());
         sleep(1).await;
-        queues.channels.on_message(object().channel(), 6);
+        queues.channels.on_message(object().channel(), "6");
         sleep(1).await;
         queues.wake(object().channel());
     };

@@ -19,7 +19,7 @@ use crate::environment::random_fraction;
 use crate::hold::{QueueKind, Share, Yields};
 use crate::metrics::Metrics;
 use crate::name::ObjectKeys;
-use crate::store::{ContactSource, LastContact, Store, Subscriber as _};
+use crate::store::{ContactSource, LastContact, Store};
 use crate::sync::Mutex;
 
 /// All wait queues of one client.
@@ -232,7 +232,7 @@ impl WaitQueues {
 
     /// Wakes the first waiter of every queue on `channel`, so that it repeats its request.
     pub(crate) fn wake(&self, channel: &str) {
-        self.channels.on_message(channel, 0);
+        self.channels.wake(channel, 0);
     }
 
     /// Records that this client is about to release the objects of `channel`. For waiters that join

@@ -23,7 +23,7 @@
 //!
 //! - *A report counts as a loss.* It has the hold renewed at once, and only the reply decides.
 //! - *A report is missed.* One during a renewal has the hold renewed once more. If all data was
-//!   deleted, and on each new connection, all holds of the node are checked.
+//!   deleted, a connection broke, and on each new one, all holds of the node are checked.
 //! - *Other clients' changes cause as many renewals.* Further reports about the same hold are
 //!   ignored for a third of its lease. All holds are checked at most once per [`SWEEP_PAUSE`].
 //!
@@ -296,7 +296,11 @@ impl Core {
             self.unwatch(schedule, hold);
         }
         let batches = work.batches.into_iter();
-        let batches = batches.map(|batch| InFlight::new(self.clone(), batch));
+        let core = self;
+        let batches = batches.map(|batch| InFlight {
+            core: core.clone(),
+            batch,
+        });
         (batches.collect(), work.release)
     }
 
@@ -386,15 +390,6 @@ impl Look<Arc<Hold>, Option<NodeId>> for LookAt<'_> {
 struct InFlight {
     core: Arc<Core>,
     batch: Batch,
-}
-
-impl InFlight {
-    fn new(core: Arc<Core>, batch: Batch) -> InFlight {
-        for (_, hold) in &batch.holds {
-            hold.watchdog_state(|state| state.suspect = false);
-        }
-        InFlight { core, batch }
-    }
 }
 
 impl Drop for InFlight {
@@ -505,6 +500,11 @@ async fn renew_together(
     let step = renew_holds(batch.script, lease, &free);
     // A retry does not ask for reports: a server that does not know that may have ended the connection.
     let is_retried = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
+    // Without an answer, as when this runtime ends, each reason to check a hold remains.
+    let suspicions = free
+        .iter()
+        .map(|hold| hold.state().watchdog.latest_suspicion());
+    let suspicions: Vec<u32> = suspicions.collect();
     let delivery = Delivery {
         tracked: core.suspects.is_tracking() && !free.iter().all(is_retried),
         ..Delivery::IMMEDIATE
@@ -521,8 +521,9 @@ async fn renew_together(
     match renewing {
         Ok(answer) => {
             let mut renewed = 0;
-            for (hold, reply) in free.iter().zip(answer.reply) {
+            for ((hold, suspicion), reply) in free.iter().zip(suspicions).zip(answer.reply) {
                 hold.watchdog_state(|state| {
+                    state.refuted(suspicion);
                     (state.not_before, state.tracked) = (None, delivery.tracked);
                 });
                 if !reply.is_held() {

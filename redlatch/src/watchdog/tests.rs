@@ -402,6 +402,26 @@ async fn hold_ended_after_batching_is_not_checked() {
     assert_eq!(held.steps(), [(0, false)]);
 }
 
+/// The runtime of the batch ends, and the answer is never read.
+#[tokio::test(start_paused = true)]
+async fn check_without_answer_is_repeated() {
+    let (watchdog, one) = (watchdog(), Watched::fixed(100 * SECOND));
+    one.hold.watchdog_state(WatchdogState::suspect);
+    schedule(&watchdog, std::slice::from_ref(&one));
+    let in_flight = batches(&watchdog);
+    assert!(
+        one.hold.state().needs_check(),
+        "it does not pass on meanwhile"
+    );
+    drop(in_flight);
+    let mut repeated = batches(&watchdog);
+    renew(watchdog.store.clone(), repeated.pop().unwrap()).await;
+    assert_eq!(
+        (one.steps(), batches(&watchdog).len()),
+        (vec![(0, false)], 0)
+    );
+}
+
 /// The batch that would renew it ends later.
 #[tokio::test(start_paused = true)]
 async fn limit_of_hold_with_renewal_in_flight_is_noticed_once() {

@@ -81,7 +81,7 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         return lost.map(|lost| lost.loss.why);
     }
     let within = match violation.rule {
-        // A killed process learns of no loss; its hold would have lasted until the end of the lease.
+        // A killed process learns of no loss; its hold would have lasted until the end of the lease. For living holders, see `noticed`.
         Rule::Exclusion
         | Rule::AvoidableLoss
         | Rule::AcquiredBeforeExpiry
@@ -98,13 +98,16 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         }
         _ => return None,
     };
-    let is_of_hold = matches!(violation.rule, Rule::Exclusion | Rule::LostBeforeExpiry);
     let lasting = within > a_lease;
     let mut lost = history.data_losses.iter().filter(|lost| {
+        let learns_by_itself = match violation.rule {
+            Rule::Exclusion => true,
+            // A permit that was taken out of its guard is only asked for at its release.
+            Rule::LostBeforeExpiry => lost.loss.shows && !violation.text.starts_with("permits:"),
+            _ => false,
+        };
         let within = match lost.loss.holds {
-            true if is_of_hold && (lost.loss.shows || violation.rule == Rule::Exclusion) => {
-                noticed(history, lost) + history.margin - lost.until
-            }
+            true if learns_by_itself => noticed(history, lost) + history.margin - lost.until,
             true => within,
             // A release or a renewal was lost.
             false if matches!(violation.rule, Rule::SameToken | Rule::AcquiredBeforeExpiry) => {
@@ -121,32 +124,32 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
 /// Returns when all holders know of this data loss at the latest: they learn of it when they connect again, or at their next
 /// renewal. Another fault before that may delay them until it ends, but not beyond the lease.
 fn noticed(history: &History, lost: &DataLossWindow) -> Time {
-    let in_time = |settled| match lost.loss.shows {
-        true => connected(history, settled),
+    let noticed_if = |settled| match lost.loss.shows {
+        true => connected_by(history, settled),
         false => settled + history.lease / 3,
     };
     let mut windows: Vec<_> = history.windows.iter().collect();
     windows.sort_by_key(|window| window.from);
     let settled = windows.iter().fold(lost.until, |settled, window| {
         let is_later = lost.from < window.from;
-        match is_later && window.from < in_time(settled) + history.margin {
+        match is_later && window.from < noticed_if(settled) + history.margin {
             true => settled.max(window.until),
             false => settled,
         }
     });
-    in_time(settled).min(lost.until + history.lease)
+    noticed_if(settled).min(lost.until + history.lease)
 }
 
-/// Returns when the clients have connected again after a fault that ended at this time: at most their longest pause later, if
-/// only a pause delays them.
-fn connected(history: &History, fault_end: Time) -> Time {
-    let in_pause = fault_end..=fault_end + CONNECT_PAUSE;
+/// Returns when the clients have connected again after a fault that ended at this time: at most their longest pause later, as
+/// far as a checker has to excuse. The first packets of a connection take some time, too.
+fn connected_by(history: &History, fault_end: Time) -> Time {
+    let pause_end = fault_end + CONNECT_PAUSE;
     if history.connected.is_empty() {
-        return *in_pause.end();
+        return pause_end;
     }
     let connected = history.connected.iter().copied();
-    let in_pause = connected.filter(|at| in_pause.contains(at));
-    in_pause.max().unwrap_or(fault_end)
+    let soon = connected.filter(|at| (fault_end..=pause_end + history.margin).contains(at));
+    soon.max().unwrap_or(fault_end).min(pause_end)
 }
 
 #[cfg(test)]
@@ -164,8 +167,9 @@ mod tests {
         for (loss, connected, alone, followed) in [
             (deleted, &[][..], 2000, 2300),
             (gone, &[], 1250, 1550),
-            (gone, &[999], 1000, 1300),
-            (gone, &[10, 1120, 1130, 1251, 1340], 1130, 1340),
+            (gone, &[999, 3051], 1000, 1300),
+            (gone, &[10, 1120, 1130, 3051], 1130, 1300),
+            (gone, &[2750, 3050], 1250, 1550),
         ] {
             for (fault_end, noticed) in [(None, alone), (Some(1300), followed), (Some(9000), 4000)]
             {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::fault::{BASE, Fault};
 use crate::Result;
 use crate::checker::{Losses, MARGIN};
+use crate::clock::Time;
 use crate::clock::now;
 use crate::context::Context;
 use crate::deployment::{Needs, Topology};
@@ -81,17 +82,17 @@ pub(super) const FAULTS: [Fault; 4] = [
 /// Records the cut-off as a loss of data: the old master still accepts what the new one does not have, until clients have
 /// left it.
 fn partition_with_loss(context: &mut Context, duration: Duration, loss: DataLoss) -> Result<()> {
-    let from = now();
-    let until = partition_master(context, duration)?;
+    let (from, until) = partition_master(context, duration)?;
     let window = DataLossWindow { from, until, loss };
     lock(&context.history).data_losses.push(window);
     Ok(())
 }
 
-/// Cuts off a master. Returns when clients knew the new master.
-fn partition_master(context: &mut Context, duration: Duration) -> Result<i64> {
+/// Cuts off a master. Returns when that began, and when clients knew the new master.
+fn partition_master(context: &mut Context, duration: Duration) -> Result<(Time, Time)> {
     let master = context.master()?;
     context.with_fault_window(|context| {
+        let from = now();
         let partition = Partition::of(context.server(master).address())?;
         hold_queries(context, true);
         context.deployment.await_successor(master)?;
@@ -104,9 +105,9 @@ fn partition_master(context: &mut Context, duration: Duration) -> Result<i64> {
         drop(partition);
         context.deployment.await_healthy();
         match context.deployment.sentinel_network() {
-            [] => Ok(at),
+            [] => Ok((from, at)),
             // Clients whose queries were late leave later.
-            _ => Ok(left_at),
+            _ => Ok((from, left_at)),
         }
     })
 }

@@ -41,7 +41,7 @@ pub struct History {
     /// When a replica was promoted, at some moment of each time. It has all acquisitions that replicas confirmed, but may
     /// lack releases.
     pub failovers: Vec<(Time, Time)>,
-    /// When servers accepted connections, in this order, if that was recorded.
+    /// When servers and sentinels accepted connections, of any process, if that was recorded.
     pub connected: Vec<Time>,
     /// Names of locks on a server that could not be reached.
     pub unreachable_names: BTreeSet<String>,

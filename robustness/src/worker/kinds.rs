@@ -344,21 +344,28 @@ async fn lead(
         successor: None,
     };
     runner.report_acquired(Some(epoch), None);
-    runner.watch(&term, time).await;
-    let (proclaims, hands_over) = (random.below(3) == 0, random.below(3) == 0);
-    // If this fails, the end of the term is the same. It may last as long as an outage, and the leader may be lost meanwhile.
-    let leader = &term.leadership;
-    let mut successor = None;
-    let asking = async {
-        if proclaims {
-            let _ = leader.proclaim("second").await;
-        }
-        if hands_over {
-            let candidates = election.candidates().await.unwrap_or_default();
-            successor = candidates.last().map(|last| last.owner.clone());
-        }
+    let mut is_lost = runner.watch(&term, time).await;
+    let (proclaims, names_successor) = (random.below(3) == 0, random.below(3) == 0);
+    let last_candidate = async || {
+        let candidates = election.candidates().await.unwrap_or_default();
+        candidates.last().map(|last| last.owner.clone())
     };
-    runner.watch_until(&term, asking, LONGEST_OUTAGE).await;
+    let mut successor = None;
+    if !is_lost {
+        // If it fails, the end of the term is the same. It may last as long as an outage, and the term may be lost meanwhile.
+        let asking = async {
+            if proclaims {
+                let _ = term.leadership.proclaim("second").await;
+            }
+            if names_successor {
+                successor = last_candidate().await;
+            }
+        };
+        is_lost = runner.watch_until(&term, asking, LONGEST_OUTAGE).await;
+    }
+    if is_lost && names_successor {
+        successor = last_candidate().await;
+    }
     term.successor = successor;
     runner.release(term, Some(epoch), ReleaseMode::Unlock).await
 }

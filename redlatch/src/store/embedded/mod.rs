@@ -224,7 +224,7 @@ impl EmbeddedConnection {
             (reply, shared.take_deliveries())
         };
         for (subscriber, message) in deliveries {
-            subscriber.on_message(&message.channel, message.payload);
+            subscriber.on_message(&message.channel, &message.payload.to_string());
         }
         Ok(Answer {
             reply,

@@ -8,7 +8,8 @@
 //! 3. On a new connection, subscriptions are restored before anything else is sent (only with
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
 //! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages
-//!    are woken then, because messages may have been missed. The next caller reconnects.
+//!    are woken then, because messages may have been missed, and the watchdog checks the holds at
+//!    its server. The next caller reconnects: so a client that waits or holds something does at once.
 //! 5. If another server can replace this one, its connection can be *invalidated*: every caller
 //!    that waits for an answer on it gets an error at once.
 
@@ -781,7 +782,7 @@ impl ReconnectingConnection {
         }
     }
 
-    fn live(&self) -> Option<LiveConnection> {
+    pub(super) fn live(&self) -> Option<LiveConnection> {
         let live = self.live.lock();
         live.as_ref().map(|established| established.live.clone())
     }
@@ -860,6 +861,9 @@ impl ReconnectingConnection {
         {
             *self.lost_at.lock() = Some(Instant::now());
             tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
+            if let Some(run_id_tracker) = &self.run_id_tracker {
+                run_id_tracker.disconnected();
+            }
         }
     }
 
@@ -993,7 +997,7 @@ async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeE
 }
 
 /// Checks the role of a server that sentinels call the master. It may be a former or a future
-/// master.
+/// master: then the sentinels are asked again.
 async fn is_master(
     live: &LiveConnection,
     endpoint: &Endpoint,
@@ -1093,10 +1097,9 @@ impl super::wire::OnPush for PushReceiver {
                 // The server of a former connection may have been replaced since. Its messages wake
                 // waiters, but grant nothing.
                 let message = text(2).filter(|_| connection.is_live(generation));
-                let message = message.and_then(|text| text.parse().ok());
                 connection
                     .subscriber
-                    .on_message(channel, message.unwrap_or(0));
+                    .on_message(channel, message.unwrap_or_default());
             }
             // A connection that was left does not end the subscription of its successor.
             (Some("sunsubscribe"), Some(channel)) if connection.is_live(generation) => {

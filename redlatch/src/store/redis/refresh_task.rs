@@ -108,9 +108,14 @@ pub(super) async fn answer_within<T>(
     query: impl Future<Output = Result<T, ExchangeError>>,
 ) -> Result<T, ExchangeError> {
     let answer = timeout(limit, query).await;
-    answer.unwrap_or_else(|_| {
-        let timeout_hint = connection.timeout_hint().unwrap_or_default();
-        let reason = format!("no answer within {limit:?}{timeout_hint}");
-        Err(ExchangeError::not_executed(reason))
-    })
+    answer.unwrap_or_else(|_| Err(no_answer_within(limit, connection)))
+}
+
+/// Returns the error for a node that did not answer in time.
+pub(super) fn no_answer_within(
+    limit: Duration,
+    connection: &ReconnectingConnection,
+) -> ExchangeError {
+    let timeout_hint = connection.timeout_hint().unwrap_or_default();
+    ExchangeError::not_executed(format!("no answer within {limit:?}{timeout_hint}"))
 }

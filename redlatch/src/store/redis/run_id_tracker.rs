@@ -57,6 +57,12 @@ impl RunIdTracker {
         }
     }
 
+    /// Has the holds checked when the connection has broken: the server may have lost them, and a client that sends nothing
+    /// would not know before its next renewal.
+    pub(super) fn disconnected(&self) {
+        self.suspects.add_changed_node(self.node);
+    }
+
     /// Returns the run id of the process at the latest connection, if it is known.
     pub(super) fn run_id(&self) -> Option<String> {
         self.run_id.lock().clone().flatten()

@@ -38,7 +38,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{MasterResolver, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
@@ -48,7 +48,7 @@ use super::exchange_error::ExchangeError;
 use super::master_view::REFRESH_INTERVAL;
 use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
 use super::pubsub::{SubscriptionMode, text_field};
-use super::refresh_task::{MIN_QUERY_TIME, RefreshTask, answer_within};
+use super::refresh_task::{MIN_QUERY_TIME, RefreshTask, no_answer_within};
 use super::wire::Cmd;
 use crate::error::Error;
 use crate::join::{Boxed, join_until};
@@ -63,7 +63,6 @@ const SWITCH_MASTER_CHANNEL: &str = "+switch-master";
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Sentinels {
-    master: String,
     sentinels: Vec<(Endpoint, Arc<ReconnectingConnection>)>,
     /// The connections that must lead to the master.
     master_connections: Mutex<Vec<Weak<ReconnectingConnection>>>,
@@ -77,6 +76,8 @@ pub(super) struct Sentinels {
 
 /// What is known about the master. Receives what the sentinels publish.
 struct SharedView {
+    /// The name of the master.
+    name: String,
     view: Mutex<MasterView>,
     /// Notified when the next query may have to be earlier.
     changed: Arc<Notify>,
@@ -93,6 +94,7 @@ impl Sentinels {
         master: String,
     ) -> Arc<Sentinels> {
         let view = Arc::new(SharedView {
+            name: master,
             view: Mutex::new(MasterView::new(sentinels.len(), Instant::now())),
             changed: Arc::default(),
         });
@@ -111,7 +113,6 @@ impl Sentinels {
             (endpoint.clone(), connection)
         };
         Arc::new(Sentinels {
-            master,
             sentinels: sentinels.iter().map(connection).collect(),
             master_connections: Mutex::default(),
             view,
@@ -147,8 +148,15 @@ impl Sentinels {
     async fn query(&self) -> Vec<Option<SentinelAnswer<'_>>> {
         let queries = self.sentinels.iter().map(|(at, connection)| async move {
             let query = self.query_sentinel(at, connection);
-            let answer = answer_within(QUERY_TIMEOUT, connection, query).await;
-            answer.map_err(|failure| (at, failure))
+            let live = connection.live();
+            match timeout(QUERY_TIMEOUT, query).await {
+                Ok(answer) => answer.map_err(|failure| (at, failure)),
+                Err(_) => {
+                    // The network may have lost it without telling: another one may work.
+                    live.inspect(|live| connection.discard(live));
+                    Err((at, no_answer_within(QUERY_TIMEOUT, connection)))
+                }
+            }
         });
         let enough = |answers: &[Option<SentinelAnswer<'_>>]| {
             let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
@@ -184,7 +192,7 @@ impl Sentinels {
                 Ok(Some(SentinelReply { endpoint, .. })) => {
                     format!("one sentinel reports {endpoint}")
                 }
-                Ok(None) => format!("no sentinel knows a master called {:?}", self.master),
+                Ok(None) => format!("no sentinel knows a master called {:?}", self.view.name),
             });
         }
         reasons.dedup();
@@ -198,7 +206,7 @@ impl Sentinels {
         connection: &Arc<ReconnectingConnection>,
     ) -> Result<Option<SentinelReply>, ExchangeError> {
         let live = connection.get_or_connect().await?;
-        let query = |kind| Cmd::of(&["SENTINEL", kind, &self.master]);
+        let query = |kind| Cmd::of(&["SENTINEL", kind, &self.view.name]);
         let address = query("GET-MASTER-ADDR-BY-NAME");
         let address = live.query(&address).await;
         let is_no_sentinel = || {
@@ -245,7 +253,7 @@ impl Sentinels {
             Verdict::Undecided => Err(self.undecided(answers)),
         };
         if let Err(failure) = &outcome {
-            tracing::debug!(name = self.master, error = ?failure, "the sentinels named no master");
+            tracing::debug!(name = self.view.name, error = ?failure, "the sentinels named no master");
         }
         *self.latest.lock() = Some(outcome);
         self.queried.notify_waiters();
@@ -256,7 +264,7 @@ impl Sentinels {
         for connection in connections {
             let endpoint = connection.current_endpoint();
             if endpoint.is_some_and(|endpoint| endpoint != *master) {
-                tracing::info!(%master, name = self.master, "following a failover");
+                tracing::info!(%master, name = self.view.name, "following a failover");
                 connection.invalidate();
             }
             connection.report_failover();
@@ -311,9 +319,13 @@ impl SharedView {
 }
 
 impl Subscriber for SharedView {
-    fn on_message(&self, _: &str, _: i64) {
-        self.view.lock().on_message(Instant::now());
-        self.changed.notify_one();
+    /// The message begins with the name of the master that was replaced. Sentinels may watch hundreds.
+    fn on_message(&self, _: &str, message: &str) {
+        let name = message.split(' ').next();
+        if name.is_none_or(|name| name.is_empty() || name == self.name) {
+            self.view.lock().on_message(Instant::now());
+            self.changed.notify_one();
+        }
     }
 
     fn on_disconnect(&self) {
@@ -336,5 +348,34 @@ fn host_and_port(address: &ScriptReply) -> Option<(&str, u16)> {
     match address.elements()? {
         [host, port] => Some((host.as_text()?, port.as_text()?.parse().ok()?)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All masters of a sentinel have one channel.
+    #[tokio::test(start_paused = true)]
+    async fn only_a_message_about_its_own_master_is_a_reason_to_query() {
+        let view = SharedView {
+            name: "main".into(),
+            view: Mutex::new(MasterView::new(3, Instant::now())),
+            changed: Arc::default(),
+        };
+        // The last pause of a series is the longest.
+        for _ in 0..10 {
+            let mut view = view.view.lock();
+            let _ = view.on_replies(std::iter::empty(), true, Instant::now());
+        }
+        let next_query = || view.view.lock().next_query();
+        let planned = next_query();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        for other in ["other h 1 h 2", "main-2 h 1 h 2"] {
+            view.on_message(SWITCH_MASTER_CHANNEL, other);
+            assert_eq!(next_query(), planned, "{other}");
+        }
+        view.on_message(SWITCH_MASTER_CHANNEL, "main h 1 h 2");
+        assert_eq!(next_query(), Instant::now());
     }
 }

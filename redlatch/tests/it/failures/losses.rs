@@ -179,6 +179,17 @@ async fn restart_without_data_reports_all_losses_together() {
     within_limit("the permit", permit.lost()).await;
 }
 
+/// Its client sends nothing: no renewal is due, and no one waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_client_learns_of_losses_at_a_restarted_server() {
+    let mut server = Server::start();
+    let settings = long_timeout().client_tracking(false).registry(false);
+    let client = connect(settings, &server.url()).await;
+    let guard = client.lock("held").lock().lease(ENDLESS).await.unwrap();
+    server.restart();
+    within_limit("it learns of its loss", guard.lost()).await;
+}
+
 /// Attempts have a connection of their own, and nothing but an attempt connects again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempt_at_a_restarted_server_reveals_losses_where_replicas_are_awaited() {

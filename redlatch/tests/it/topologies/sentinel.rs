@@ -142,6 +142,28 @@ async fn hanging_sentinel_does_not_block_connecting() {
     free(guard).await;
 }
 
+/// The network has lost the connection, and tells neither end. A new one works.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connection_to_a_sentinel_is_replaced() {
+    let all = Sentinels::start_with(SentinelPlan {
+        replicas: 0,
+        sentinels: 1,
+        ..SentinelPlan::default()
+    });
+    let sentinel = &all.sentinels()[0];
+    let network = Proxy::to_server(sentinel);
+    let direct = format!(":{}", sentinel.port());
+    let url = all.url().replace(&direct, &format!(":{}", network.port()));
+    let client = connect(long_timeout(), &url).await;
+    network.hold_requests(true);
+    until("it connects again", async || {
+        let clients: String = sentinel.command(&["CLIENT", "LIST"]);
+        clients.contains("cmd=NULL")
+    })
+    .await;
+    drop(client);
+}
+
 /// Returns a semaphore of three permits, whose client waits for more replicas than there are after the master has answered.
 async fn awaiting_replicas(all: &Sentinels) -> (Client, Semaphore) {
     let master = &all.servers()[all.master()];
