@@ -308,7 +308,7 @@ impl ChannelMap {
 
 impl Subscriber for ChannelMap {
     fn on_message(&self, channel: &str, message: &str) {
-        // What is no number grants nothing.
+        // A message that is not a number grants nothing.
         self.wake(channel, message.parse().unwrap_or(0));
     }
 

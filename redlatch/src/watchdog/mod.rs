@@ -22,8 +22,8 @@
 //! the reports until the next renewal. What must not happen, and what prevents it:
 //!
 //! - *A report counts as a loss.* It has the hold renewed at once, and only the reply decides.
-//! - *A report is missed.* One during a renewal has the hold renewed once more. If all data was
-//!   deleted, a connection broke, and on each new one, all holds of the node are checked.
+//! - *A report is missed.* One during a renewal has the hold renewed once more. All holds of
+//!   the node are checked if all data was deleted, when a connection breaks, and on each new one.
 //! - *Other clients' changes cause as many renewals.* Further reports about the same hold are
 //!   ignored for a third of its lease. All holds are checked at most once per [`SWEEP_PAUSE`].
 //!

@@ -1378,7 +1378,7 @@ mod tests {
         }
     }
 
-    /// Names a replica as the master, and counts how often it is told so.
+    /// Reports a replica as the master, and counts how often a connection finds that out.
     struct WrongResolver {
         endpoint: Endpoint,
         told: AtomicU64,
