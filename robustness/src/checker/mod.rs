@@ -101,9 +101,10 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
     let lasting = within > a_lease;
     let mut lost = history.data_losses.iter().filter(|lost| {
         let learns_by_itself = match violation.rule {
-            Rule::Exclusion => true,
             // A permit that was taken out of its guard is only asked for at its release.
-            Rule::LostBeforeExpiry => lost.loss.shows && !violation.text.starts_with("permits:"),
+            _ if violation.text.starts_with("permits:") => false,
+            Rule::Exclusion => true,
+            Rule::LostBeforeExpiry => lost.loss.shows,
             _ => false,
         };
         let within = match lost.loss.holds {
@@ -183,7 +184,7 @@ mod tests {
                     is_outage: false,
                 }));
                 let explains = |until| {
-                    let overlap = Violation::at(1500 * MS, Rule::Exclusion, String::new());
+                    let overlap = Violation::at(1500 * MS, Rule::Exclusion, "lock:0");
                     explain(&Violation { until, ..overlap }, &one).is_some()
                 };
                 let latest = noticed * MS + one.margin;

@@ -43,7 +43,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         let is_member = names[name].iter().any(|one| one.request.is_member);
         let limit = history.lease
             + match is_member {
-                true => nanos(MARGIN),
+                true => history.lease + nanos(MARGIN),
                 false => history.margin,
             };
         // Only the longest wait for each name is reported.

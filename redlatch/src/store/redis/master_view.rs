@@ -17,7 +17,9 @@
 //! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a
 //!    series of queries only if the last one has ended and nothing failed since. So the load stays
 //!    low in an outage.
-//! 5. While the latest query has named no master, or one that answers as a replica, a connection that
+//! 5. While a connection to a sentinel is broken, its messages are lost, and a query connects it again.
+//!    So there is one soon after each such end, later if connections break again and again.
+//! 6. While the latest query has named no master, or one that answers as a replica, a connection that
 //!    needs one does not wait for the next query: it asks for one, after pauses that grow to
 //!    [`LONGEST_WITHOUT_MASTER`].
 
@@ -58,6 +60,8 @@ pub(super) struct MasterView {
     undecided: Option<(u32, Instant)>,
     /// Whether the known master has answered as a replica since the latest query.
     is_replica: bool,
+    /// Whether a connection to a sentinel has broken since the latest query, and before how many queries in a row until then.
+    disconnected: (bool, u32),
     /// When the latest query ended.
     queried_at: Option<Instant>,
     next_query: Instant,
@@ -100,6 +104,7 @@ impl MasterView {
             suspected: false,
             undecided: None,
             is_replica: false,
+            disconnected: (false, 0),
             queried_at: None,
             next_query: now,
         }
@@ -149,6 +154,16 @@ impl MasterView {
         self.suspected = true;
     }
 
+    /// Handles the end of a connection to a sentinel.
+    pub(super) fn on_disconnect(&mut self, now: Instant) {
+        self.on_suspicion(now);
+        let (disconnected, times) = &mut self.disconnected;
+        *disconnected = true;
+        let pauses = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL);
+        let due = now + pauses.pause(*times);
+        self.next_query = self.next_query.min(due.max(self.earliest_query(now)));
+    }
+
     /// Handles the replies to a query. `works`: there is a connection to the known master.
     pub(super) fn on_replies<'a>(
         &mut self,
@@ -173,6 +188,10 @@ impl MasterView {
         self.next_query = now + pauses.pause(self.queries);
         self.queries = (self.queries + 1).min(last);
         self.suspected = false;
+        self.disconnected = match self.disconnected {
+            (true, times) => (false, times.saturating_add(1)),
+            (false, _) => (false, 0),
+        };
         self.queried_at = Some(now);
         verdict
     }
@@ -432,6 +451,31 @@ mod tests {
         assert_eq!(verdict, Verdict::FailedOver(at(2)));
         view.on_needed();
         assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
+    }
+
+    /// In particular twice within seconds: else a message about a failover after that is lost.
+    #[test]
+    fn sentinels_are_queried_soon_after_each_broken_connection() {
+        let begun = Instant::now();
+        let mut view = view(begun);
+        let mut now = begun + Duration::from_secs(60);
+        pauses(&mut view, now, true);
+        let mut longest = MIN_REFRESH_INTERVAL;
+        for _ in 0..10 {
+            now += MIN_REFRESH_INTERVAL;
+            view.on_disconnect(now);
+            let pause = view.next_query() - now;
+            assert!(pause <= longest, "{pause:?}");
+            longest = (longest * 2).min(REFRESH_INTERVAL);
+            now = view.next_query();
+            answered(&mut view, &[(1, 5), (1, 5)], true, now);
+        }
+        let repeated = view.next_query() - now;
+        assert!(repeated > REFRESH_INTERVAL / 4, "{repeated:?}");
+        // Once nothing has broken, the next one counts as the first.
+        answered(&mut view, &[(1, 5), (1, 5)], true, now);
+        view.on_disconnect(now);
+        assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
     }
 
     #[test]

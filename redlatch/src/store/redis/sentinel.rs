@@ -329,7 +329,8 @@ impl Subscriber for SharedView {
     }
 
     fn on_disconnect(&self) {
-        self.suspect();
+        self.view.lock().on_disconnect(Instant::now());
+        self.changed.notify_one();
     }
 
     fn on_unsubscribed(&self, _: &str) {
