@@ -25,8 +25,8 @@ pub(crate) type ScheduleSlot = usize;
 pub(crate) struct WatchdogState {
     /// Its place in the schedule. Accessed only by the schedule, whose lock protects it, too.
     pub(crate) place: Option<ScheduleSlot>,
-    /// Whether a renewal was sent, and its batch has not ended.
-    pub(crate) renewing: bool,
+    /// Whether a renewal was sent, and none has been answered since: it may have extended the lease.
+    pub(crate) unanswered: bool,
     /// Earliest time of the next renewal, after one has failed.
     pub(crate) not_before: Option<Instant>,
     /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
@@ -388,10 +388,8 @@ impl HoldState {
         now: Instant,
     ) -> Duration {
         // A step that was not answered may have extended it.
-        let is_known = !renewed
-            && !self.ledger.has_attempt_in_flight()
-            && !self.watchdog.renewing
-            && self.watchdog.not_before.is_none();
+        let is_known =
+            !renewed && !self.ledger.has_attempt_in_flight() && !self.watchdog.unanswered;
         match is_known {
             true => {
                 let end = self.period.end.max(self.period.may_end);
@@ -460,7 +458,7 @@ impl HoldState {
     /// it counts as sent.
     pub(crate) fn begin_renewal(&mut self, renews: bool) -> bool {
         let is_due = self.held_period().is_some() && self.is_renewed() == renews;
-        self.watchdog.renewing |= is_due;
+        self.watchdog.unanswered |= is_due && renews;
         is_due
     }
 
@@ -956,8 +954,8 @@ mod tests {
     fn renewal_begins_only_as_planned_and_while_held() {
         for renews in [false, true] {
             let (mut state, _) = held(renews);
-            assert!(!state.begin_renewal(!renews) && !state.watchdog.renewing);
-            assert!(state.begin_renewal(renews) && state.watchdog.renewing);
+            assert!(!state.begin_renewal(!renews) && !state.watchdog.unanswered);
+            assert!(state.begin_renewal(renews) && state.watchdog.unanswered == renews);
             state.remove_guard(renews);
             assert!(!state.begin_renewal(renews));
         }

@@ -429,7 +429,7 @@ impl ChannelEntry {
         }
     }
 
-    pub(super) fn wake(&self, message: i64, woken: &mut Vec<Waker>) {
+    fn wake(&self, message: i64, woken: &mut Vec<Waker>) {
         for object in &self.objects {
             let wakes = object.lock().queues.message(message, Instant::now());
             woken.extend(wakes.into_iter().flatten());

@@ -296,9 +296,8 @@ impl Core {
             self.unwatch(schedule, hold);
         }
         let batches = work.batches.into_iter();
-        let core = self;
         let batches = batches.map(|batch| InFlight {
-            core: core.clone(),
+            core: self.clone(),
             batch,
         });
         (batches.collect(), work.release)
@@ -398,7 +397,6 @@ impl Drop for InFlight {
         schedule.batch_ended(&self.batch);
         let now = Instant::now();
         for (_, hold) in &self.batch.holds {
-            hold.watchdog_state(|state| state.renewing = false);
             self.core.watch(schedule, hold, now);
         }
         // The task may be another one than that which began the batch: the runtime of that one has ended.
@@ -501,10 +499,8 @@ async fn renew_together(
     // A retry does not ask for reports: a server that does not know that may have ended the connection.
     let is_retried = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
     // Without an answer, as when this runtime ends, each reason to check a hold remains.
-    let suspicions = free
-        .iter()
-        .map(|hold| hold.state().watchdog.latest_suspicion());
-    let suspicions: Vec<u32> = suspicions.collect();
+    let suspicion = |hold: &&Hold| hold.state().watchdog.latest_suspicion();
+    let suspicions = Vec::from_iter(free.iter().map(suspicion));
     let delivery = Delivery {
         tracked: core.suspects.is_tracking() && !free.iter().all(is_retried),
         ..Delivery::IMMEDIATE
@@ -524,6 +520,7 @@ async fn renew_together(
             for ((hold, suspicion), reply) in free.iter().zip(suspicions).zip(answer.reply) {
                 hold.watchdog_state(|state| {
                     state.refuted(suspicion);
+                    state.unanswered &= lease.is_none();
                     (state.not_before, state.tracked) = (None, delivery.tracked);
                 });
                 if !reply.is_held() {
