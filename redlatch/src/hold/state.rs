@@ -962,6 +962,17 @@ mod tests {
     }
 
     #[test]
+    fn only_a_renewal_without_answer_makes_the_end_in_the_store_unknown() {
+        for renews in [false, true] {
+            let (mut state, now) = held(renews);
+            let rest = |state: &HoldState| state.longest_time_in_store(false, LEASE, now);
+            assert_eq!(rest(&state), 10 * SECOND);
+            assert!(state.begin_renewal(renews));
+            assert_eq!(rest(&state), if renews { LEASE } else { 10 * SECOND });
+        }
+    }
+
+    #[test]
     fn released_hold_is_not_watched() {
         let (mut state, now) = held(true);
         state.remove_guard(true);
