@@ -224,9 +224,14 @@ impl Job<'_> {
         let process = self.history.processes.get(&ran.section.process)?;
         let lost = ran.section.loss_reported;
         let killed = process.killed.filter(|_| lost.is_none());
-        let mut stops = process.stopped.iter().map(|stop| stop.0);
-        let stopped = lost.and_then(|lost| stops.rfind(|stop| (ran.begun..lost).contains(stop)));
-        let gone = killed.or(stopped)?;
+        let margin = self.history.margin;
+        // One that had continued before lost it for another reason.
+        let until_lost = |&&(stopped, continued): &&(Time, Option<Time>)| {
+            let lasts = |lost| continued.is_none_or(|continued| lost <= continued + margin);
+            lost.is_some_and(|lost| (ran.begun..lost).contains(&stopped) && lasts(lost))
+        };
+        let stopped = process.stopped.iter().rfind(until_lost);
+        let gone = killed.or(stopped.map(|stop| stop.0))?;
         (ran.section.released.is_none() && ran.begun <= gone).then_some(gone)
     }
 
@@ -394,6 +399,9 @@ mod tests {
         process.stopped.push((11_000 * MS, Some(14_500 * MS)));
         history.sections[0].loss_reported = Some(14_500 * MS);
         assert_eq!(found(&history), missing);
+        // It continued, and a fault that nothing else tells of ended its lock later.
+        history.sections[0].loss_reported = Some(14_501 * MS + history.margin);
+        assert_eq!(found(&history), []);
     }
 
     #[test]
