@@ -390,13 +390,9 @@ impl HoldState {
         // A step that was not answered may have extended it.
         let is_known =
             !renewed && !self.ledger.has_attempt_in_flight() && !self.watchdog.unanswered;
-        match is_known {
-            true => {
-                let end = self.period.end.max(self.period.may_end);
-                end.saturating_duration_since(now)
-            }
-            false => lease,
-        }
+        let end = self.period.end.max(self.period.may_end);
+        let known = end.saturating_duration_since(now);
+        if is_known { known } else { known.max(lease) }
     }
 
     /// Returns the owner's period, if it holds the object now.
@@ -969,6 +965,9 @@ mod tests {
             assert_eq!(rest(&state), 10 * SECOND);
             assert!(state.begin_renewal(renews));
             assert_eq!(rest(&state), if renews { LEASE } else { 10 * SECOND });
+            // A re-entry asked for more, and no release shortens that.
+            state.period.extend(now + 2 * LEASE);
+            assert_eq!(rest(&state), 2 * LEASE);
         }
     }
 

@@ -7,8 +7,8 @@
 //! holder is notified of the loss. The task starts with the first hold and ends after the last.
 //!
 //! A *sweep* checks all holds of one node at once, so that all losses are noticed together. It
-//! starts when a different server process answers for the node, and when one hold was found
-//! missing. Each hold is renewed as usual. One with a fixed lease takes the same path with a
+//! starts when a different server process answers for the node, when a connection to it ends, and
+//! when one hold was found missing. Each hold is renewed as usual. One with a fixed lease takes the same path with a
 //! read-only step, so its lease does not grow. A hold that is being released is skipped and checked
 //! after a pause.
 //!

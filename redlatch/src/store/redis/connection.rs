@@ -9,7 +9,8 @@
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
 //! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages
 //!    are woken then, because messages may have been missed, and the watchdog checks the holds at
-//!    its server. The next caller reconnects: so a client that waits or holds something does at once.
+//!    its server, at most once in five seconds. The next caller reconnects: so a client that waits
+//!    or holds something does soon.
 //! 5. If another server can replace this one, its connection can be *invalidated*: every caller
 //!    that waits for an answer on it gets an error at once.
 
@@ -861,9 +862,14 @@ impl ReconnectingConnection {
         {
             *self.lost_at.lock() = Some(Instant::now());
             tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
-            if let Some(run_id_tracker) = &self.run_id_tracker {
-                run_id_tracker.disconnected();
-            }
+            self.check_holds();
+        }
+    }
+
+    /// Has the holds at the server checked, after the end of a connection.
+    fn check_holds(&self) {
+        if let Some(run_id_tracker) = &self.run_id_tracker {
+            run_id_tracker.disconnected();
         }
     }
 
@@ -1140,6 +1146,7 @@ impl super::wire::OnPush for PushReceiver {
             // it is the end of a program.
             WireError::Ended if connection.detach(self.generation).is_some() => {
                 tracing::debug!("a connection to the store ended with its task");
+                connection.check_holds();
             }
             WireError::Ended => {}
             error => connection.connection_lost(self.generation, error),

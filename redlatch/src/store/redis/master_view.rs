@@ -60,7 +60,7 @@ pub(super) struct MasterView {
     undecided: Option<(u32, Instant)>,
     /// Whether the known master has answered as a replica since the latest query.
     is_replica: bool,
-    /// Whether a connection to a sentinel has broken since the latest query, and before how many queries in a row until then.
+    /// Whether a connection to a sentinel has broken since the latest query began, and before how many queries in a row until then.
     disconnected: (bool, u32),
     /// When the latest query ended.
     queried_at: Option<Instant>,
@@ -157,11 +157,22 @@ impl MasterView {
     /// Handles the end of a connection to a sentinel.
     pub(super) fn on_disconnect(&mut self, now: Instant) {
         self.on_suspicion(now);
-        let (disconnected, times) = &mut self.disconnected;
-        *disconnected = true;
+        self.disconnected.0 = true;
+        self.query_after_disconnect(now);
+    }
+
+    fn query_after_disconnect(&mut self, now: Instant) {
         let pauses = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL);
-        let due = now + pauses.pause(*times);
+        let due = now + pauses.pause(self.disconnected.1);
         self.next_query = self.next_query.min(due.max(self.earliest_query(now)));
+    }
+
+    /// Handles that a query begins. It connects again.
+    pub(super) fn on_query(&mut self) {
+        self.disconnected = match self.disconnected {
+            (true, times) => (false, times.saturating_add(1)),
+            (false, _) => (false, 0),
+        };
     }
 
     /// Handles the replies to a query. `works`: there is a connection to the known master.
@@ -188,11 +199,11 @@ impl MasterView {
         self.next_query = now + pauses.pause(self.queries);
         self.queries = (self.queries + 1).min(last);
         self.suspected = false;
-        self.disconnected = match self.disconnected {
-            (true, times) => (false, times.saturating_add(1)),
-            (false, _) => (false, 0),
-        };
         self.queried_at = Some(now);
+        if self.disconnected.0 {
+            // While the query ran: it may have been answered on that connection before.
+            self.query_after_disconnect(now);
+        }
         verdict
     }
 
@@ -291,6 +302,7 @@ mod tests {
     }
 
     fn answered(view: &mut MasterView, all: &[(u16, u64)], works: bool, now: Instant) -> Verdict {
+        view.on_query();
         view.on_replies(replies(all).iter(), works, now)
     }
 
@@ -476,6 +488,15 @@ mod tests {
         answered(&mut view, &[(1, 5), (1, 5)], true, now);
         view.on_disconnect(now);
         assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
+        // Also if it breaks while a query runs, whose answer came before.
+        for longest in [MIN_REFRESH_INTERVAL * 2, MIN_REFRESH_INTERVAL * 4] {
+            view.on_query();
+            view.on_disconnect(now);
+            let all = replies(&[(1, 5), (1, 5)]);
+            view.on_replies(all.iter(), true, now);
+            let pause = view.next_query() - now;
+            assert!(pause <= longest, "{pause:?}");
+        }
     }
 
     #[test]

@@ -232,6 +232,7 @@ impl Sentinels {
     /// Queries the sentinels. If the master has changed, the connections that lead elsewhere are
     /// invalidated, and the watchdog checks all holds.
     async fn refresh(&self) {
+        self.view.view.lock().on_query();
         let answers = self.query().await;
         let connections: Vec<Arc<ReconnectingConnection>> = {
             let connections = self.master_connections.lock();

@@ -190,7 +190,7 @@ async fn idle_client_learns_of_losses_at_a_restarted_server() {
     within_limit("it learns of its loss", guard.lost()).await;
 }
 
-/// Attempts have a connection of their own, and nothing but an attempt connects again.
+/// Attempts have a connection of their own. What the restart did to it has the holds checked, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempt_at_a_restarted_server_reveals_losses_where_replicas_are_awaited() {
     let mut server = Server::start();

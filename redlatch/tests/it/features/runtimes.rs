@@ -175,6 +175,22 @@ fn watchdog_continues_in_another_runtime() {
 }
 
 /// A request that was dropped in the other runtime has timers there, so it is repeated.
+/// The connection ends with its runtime. The client sends nothing, and only a check of what it holds connects again.
+#[test]
+fn holder_whose_connection_ended_with_another_runtime_learns_of_losses() {
+    let mut server = Server::start();
+    let (ending, staying) = (threaded_runtime(), threaded_runtime());
+    let settings = long_timeout().client_tracking(false).registry(false);
+    let client = ending.block_on(settings.connect(&server.url())).unwrap();
+    drop(ending.block_on(held(&client.lock("connects"))));
+    ending.block_on(client.flush());
+    let fixed = client.lock("held").lock().lease(Duration::from_secs(20_000));
+    let guard = staying.block_on(fixed.into_future()).unwrap();
+    drop(ending);
+    server.restart();
+    staying.block_on(within_limit("it learns of its loss", guard.lost()));
+}
+
 #[test]
 fn listing_continues_in_another_runtime() {
     let server = Server::start();
