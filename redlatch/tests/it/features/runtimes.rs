@@ -184,7 +184,10 @@ fn holder_whose_connection_ended_with_another_runtime_learns_of_losses() {
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     drop(ending.block_on(held(&client.lock("connects"))));
     ending.block_on(client.flush());
-    let fixed = client.lock("held").lock().lease(Duration::from_secs(20_000));
+    let fixed = client
+        .lock("held")
+        .lock()
+        .lease(Duration::from_secs(20_000));
     let guard = staying.block_on(fixed.into_future()).unwrap();
     drop(ending);
     server.restart();
