@@ -114,8 +114,10 @@ fn token_violation(
     let at = one.acquired.unwrap_or(one.requested);
     let mut released = sections.iter().filter(|guard| guard.same_owner(one));
     let is_released = released.any(|guard| {
-        let left = guard.release_started.filter(|&left| left <= at);
-        left.is_some_and(|left| Some(left) >= other.acquired)
+        // A lost one is released, too: at a revocation, the store may have the hold.
+        let left = [guard.release_started, guard.loss_reported];
+        let mut left = left.into_iter().flatten();
+        left.any(|left| left <= at && Some(left) >= other.acquired)
     });
     // A token may be one more than the latest, which was that of the clock.
     let mut until_other = sections
@@ -190,6 +192,10 @@ mod tests {
         let mut third = one.sections[0].clone();
         (third.token, third.release_started) = (Some(3), left);
         one.sections.push(third);
+        assert_eq!(rule(&one), Rule::SameToken);
+        // Or the guard was lost.
+        one.sections.pop();
+        one.sections[0].loss_reported = left;
         assert_eq!(rule(&one), Rule::SameToken);
     }
 
