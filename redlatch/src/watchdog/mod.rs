@@ -8,9 +8,9 @@
 //!
 //! A *sweep* checks all holds of one node at once, so that all losses are noticed together. It
 //! starts when a different server process answers for the node, when a connection to it ends, and
-//! when one hold was found missing. Each hold is renewed as usual. One with a fixed lease takes the same path with a
-//! read-only step, so its lease does not grow. A hold that is being released is skipped and checked
-//! after a pause.
+//! when one hold was found missing. Each hold is renewed as usual. One with a fixed lease takes the
+//! same path with a read-only step, so its lease does not grow. A hold that is being released is
+//! skipped and checked after a pause.
 //!
 //! A hold with a [limit](crate::hold::HoldLimits) is looked at when that ends, too. A hold that is
 //! a second old ([`REGISTERED_AFTER`]) is added to the [registry of clients](Registration), and

@@ -435,7 +435,7 @@ impl ReconnectingConnection {
         };
         live.server = self.server(identity);
         if let (Target::CurrentMaster(resolver), Some(endpoint)) = (&self.target, &endpoint) {
-            is_master(&live, endpoint, resolver).await?;
+            is_master(&live, endpoint, &**resolver).await?;
         }
         if let Target::ClusterNode(at, ids) = &self.target {
             is_of_cluster(&live, at, ids).await?;
@@ -1003,11 +1003,11 @@ async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeE
 }
 
 /// Checks the role of a server that sentinels call the master. It may be a former or a future
-/// master: then the sentinels are asked again.
+/// master: then it reports that to the resolver, which queries the sentinels again.
 async fn is_master(
     live: &LiveConnection,
     endpoint: &Endpoint,
-    resolver: &Arc<dyn MasterResolver>,
+    resolver: &dyn MasterResolver,
 ) -> Result<(), ExchangeError> {
     let role = live.ask(&["ROLE"]).await?;
     match &role {

@@ -60,8 +60,10 @@ pub(super) struct MasterView {
     undecided: Option<(u32, Instant)>,
     /// Whether the known master has answered as a replica since the latest query.
     is_replica: bool,
-    /// Whether a connection to a sentinel has broken since the latest query began, and before how many queries in a row until then.
-    disconnected: (bool, u32),
+    /// Whether a connection to a sentinel has broken since the latest query began.
+    disconnected: bool,
+    /// Before how many queries in a row, until that one, a connection had broken.
+    disconnects: u32,
     /// When the latest query ended.
     queried_at: Option<Instant>,
     next_query: Instant,
@@ -104,7 +106,8 @@ impl MasterView {
             suspected: false,
             undecided: None,
             is_replica: false,
-            disconnected: (false, 0),
+            disconnected: false,
+            disconnects: 0,
             queried_at: None,
             next_query: now,
         }
@@ -157,21 +160,20 @@ impl MasterView {
     /// Handles the end of a connection to a sentinel.
     pub(super) fn on_disconnect(&mut self, now: Instant) {
         self.on_suspicion(now);
-        self.disconnected.0 = true;
+        self.disconnected = true;
         self.query_after_disconnect(now);
     }
 
     fn query_after_disconnect(&mut self, now: Instant) {
-        let pauses = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL);
-        let due = now + pauses.pause(self.disconnected.1);
+        let due = now + pauses().pause(self.disconnects);
         self.next_query = self.next_query.min(due.max(self.earliest_query(now)));
     }
 
     /// Handles that a query begins. It connects again.
     pub(super) fn on_query(&mut self) {
-        self.disconnected = match self.disconnected {
-            (true, times) => (false, times.saturating_add(1)),
-            (false, _) => (false, 0),
+        self.disconnects = match take(&mut self.disconnected) {
+            true => self.disconnects.saturating_add(1),
+            false => 0,
         };
     }
 
@@ -195,12 +197,11 @@ impl MasterView {
         };
         // The last pause is repeated while something fails.
         let last = QUERIES_IN_SERIES + u32::from(!self.suspected);
-        let pauses = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL);
-        self.next_query = now + pauses.pause(self.queries);
+        self.next_query = now + pauses().pause(self.queries);
         self.queries = (self.queries + 1).min(last);
         self.suspected = false;
         self.queried_at = Some(now);
-        if self.disconnected.0 {
+        if self.disconnected {
             // While the query ran: it may have been answered on that connection before.
             self.query_after_disconnect(now);
         }
@@ -249,6 +250,11 @@ impl MasterView {
 /// Number of queries whose pauses grow: 50 ms, doubled so many times, is more than
 /// [`REFRESH_INTERVAL`].
 const QUERIES_IN_SERIES: u32 = 7;
+
+/// The pauses between queries of a series, or after connections that break again and again.
+fn pauses() -> Backoff {
+    Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL)
+}
 
 /// Returns the answer that counts, and the number of sentinels that gave it.
 pub(super) fn most_voted<'a>(
@@ -383,7 +389,7 @@ mod tests {
     }
 
     /// Queries at the times that the view asks for, until `end`; returns the pauses.
-    fn pauses(view: &mut MasterView, end: Instant, suspicions: bool) -> Vec<Duration> {
+    fn observed_pauses(view: &mut MasterView, end: Instant, suspicions: bool) -> Vec<Duration> {
         let mut pauses = Vec::new();
         let mut before = view.queried_at.unwrap();
         while view.next_query() < end {
@@ -401,14 +407,20 @@ mod tests {
         pauses
     }
 
+    /// A view after a minute in which something failed before each query.
+    fn while_steps_fail() -> (MasterView, Instant) {
+        let begun = Instant::now();
+        let mut view = view(begun);
+        let now = begun + Duration::from_secs(60);
+        observed_pauses(&mut view, now, true);
+        (view, now)
+    }
+
     /// All connections broke while the last query of a series was in flight: nothing else repeats
     /// it.
     #[test]
     fn client_without_master_queries_often() {
-        let begun = Instant::now();
-        let mut view = view(begun);
-        let now = begun + Duration::from_secs(60);
-        pauses(&mut view, now, true);
+        let (mut view, now) = while_steps_fail();
         view.on_suspicion(now);
         answered(&mut view, &[(1, 5), (1, 5)], true, now);
         let mut longest = MIN_REFRESH_INTERVAL;
@@ -432,10 +444,7 @@ mod tests {
     /// All connections to the sentinels had broken, so that their message about the failover was lost.
     #[test]
     fn client_whose_master_answers_as_a_replica_queries_often_until_another_is_named() {
-        let begun = Instant::now();
-        let mut view = view(begun);
-        let mut now = begun + Duration::from_secs(60);
-        pauses(&mut view, now, true);
+        let (mut view, mut now) = while_steps_fail();
         view.on_suspicion(now);
         answered(&mut view, &[(1, 5)], true, now);
         now += MIN_REFRESH_INTERVAL;
@@ -468,10 +477,7 @@ mod tests {
     /// In particular twice within seconds: else a message about a failover after that is lost.
     #[test]
     fn sentinels_are_queried_soon_after_each_broken_connection() {
-        let begun = Instant::now();
-        let mut view = view(begun);
-        let mut now = begun + Duration::from_secs(60);
-        pauses(&mut view, now, true);
+        let (mut view, mut now) = while_steps_fail();
         let mut longest = MIN_REFRESH_INTERVAL;
         for _ in 0..10 {
             now += MIN_REFRESH_INTERVAL;
@@ -503,7 +509,7 @@ mod tests {
         let begun = Instant::now();
         let minute = Duration::from_secs(60);
         let mut view = view(begun);
-        let first = pauses(&mut view, begun + minute, false);
+        let first = observed_pauses(&mut view, begun + minute, false);
         let mut longest = MIN_REFRESH_INTERVAL;
         for pause in &first {
             assert!(*pause >= longest / 2 && *pause <= longest, "{first:?}");
@@ -517,7 +523,7 @@ mod tests {
         answered(&mut view, &[], true, now);
         assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
         // While something fails all the time, that one is the only one.
-        let failing = pauses(&mut view, now + minute, true);
+        let failing = observed_pauses(&mut view, now + minute, true);
         let short = failing
             .iter()
             .filter(|pause| **pause < REFRESH_INTERVAL / 2);

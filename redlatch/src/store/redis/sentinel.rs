@@ -314,7 +314,12 @@ async fn refresh_loop(sentinels: Weak<Sentinels>, changed: Arc<Notify>) {
 
 impl SharedView {
     fn suspect(&self) {
-        self.view.lock().on_suspicion(Instant::now());
+        self.update(MasterView::on_suspicion);
+    }
+
+    /// Handles an event after which the next query may have to be earlier.
+    fn update(&self, event: impl FnOnce(&mut MasterView, Instant)) {
+        event(&mut self.view.lock(), Instant::now());
         self.changed.notify_one();
     }
 }
@@ -322,16 +327,14 @@ impl SharedView {
 impl Subscriber for SharedView {
     /// The message begins with the name of the master that was replaced. Sentinels may watch hundreds.
     fn on_message(&self, _: &str, message: &str) {
-        let name = message.split(' ').next();
-        if name.is_none_or(|name| name.is_empty() || name == self.name) {
-            self.view.lock().on_message(Instant::now());
-            self.changed.notify_one();
+        let name = message.split(' ').next().unwrap_or_default();
+        if name.is_empty() || name == self.name {
+            self.update(MasterView::on_message);
         }
     }
 
     fn on_disconnect(&self) {
-        self.view.lock().on_disconnect(Instant::now());
-        self.changed.notify_one();
+        self.update(MasterView::on_disconnect);
     }
 
     fn on_unsubscribed(&self, _: &str) {

@@ -174,7 +174,6 @@ fn watchdog_continues_in_another_runtime() {
     threaded_runtime().block_on(renewed_again([&held, &first]));
 }
 
-/// A request that was dropped in the other runtime has timers there, so it is repeated.
 /// The connection ends with its runtime. The client sends nothing, and only a check of what it holds connects again.
 #[test]
 fn holder_whose_connection_ended_with_another_runtime_learns_of_losses() {
@@ -194,6 +193,7 @@ fn holder_whose_connection_ended_with_another_runtime_learns_of_losses() {
     staying.block_on(within_limit("it learns of its loss", guard.lost()));
 }
 
+/// A request that was dropped in the other runtime has timers there, so it is repeated.
 #[test]
 fn listing_continues_in_another_runtime() {
     let server = Server::start();
