@@ -380,19 +380,21 @@ impl HoldState {
             .map_or(Duration::ZERO, |_| self.period.valid_for(clock_drift, now))
     }
 
-    /// Returns how long the store has the hold at most, after a guard with these terms was removed.
+    /// Returns how long the store has the hold at most, after a guard with this lease was removed.
+    /// `renewal`: the lease that a renewal asks for.
     pub(crate) fn longest_time_in_store(
         &self,
         renewed: bool,
         lease: Duration,
+        renewal: Duration,
         now: Instant,
     ) -> Duration {
-        // A step that was not answered may have extended it.
-        let is_known =
-            !renewed && !self.ledger.has_attempt_in_flight() && !self.watchdog.unanswered;
         let end = self.period.end.max(self.period.may_end);
-        let known = end.saturating_duration_since(now);
-        if is_known { known } else { known.max(lease) }
+        // A step that was not answered may have extended it.
+        let attempt = (renewed || self.ledger.has_attempt_in_flight()).then_some(lease);
+        let renewal = self.watchdog.unanswered.then_some(renewal);
+        let extended = attempt.max(renewal).unwrap_or_default();
+        end.saturating_duration_since(now).max(extended)
     }
 
     /// Returns the owner's period, if it holds the object now.
@@ -961,7 +963,8 @@ mod tests {
     fn only_a_renewal_without_answer_makes_the_end_in_the_store_unknown() {
         for renews in [false, true] {
             let (mut state, now) = held(renews);
-            let rest = |state: &HoldState| state.longest_time_in_store(false, LEASE, now);
+            // The last guard has a shorter lease than those that are renewed.
+            let rest = |state: &HoldState| state.longest_time_in_store(false, SECOND, LEASE, now);
             assert_eq!(rest(&state), 10 * SECOND);
             assert!(state.begin_renewal(renews));
             assert_eq!(rest(&state), if renews { LEASE } else { 10 * SECOND });

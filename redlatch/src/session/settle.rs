@@ -289,6 +289,7 @@ impl HoldRef {
         let lease = self.hold.state().longest_time_in_store(
             terms.renewed,
             terms.lease.duration(),
+            self.session.watchdog.lease().duration(),
             Instant::now(),
         );
         self.clone().settle_detached(lease, None);

@@ -25,7 +25,7 @@
 //! - *A report is missed.* One during a renewal has the hold renewed once more. All holds of
 //!   the node are checked if all data was deleted, when a connection breaks, and on each new one.
 //! - *Other clients' changes cause as many renewals.* Further reports about the same hold are
-//!   ignored for a third of its lease. All holds are checked at most once per [`SWEEP_PAUSE`].
+//!   ignored for a third of its lease. Sweeps in a row have growing pauses.
 //!
 //! The schedule is locked before the state of a hold, and before the registry. A release reads what
 //! it needs in the state of its hold ([`WatchdogState`]).
@@ -55,7 +55,7 @@ use crate::sync::Mutex;
 
 mod schedule;
 
-use schedule::{Load, Look, SWEEP_PAUSE, retry_pause};
+use schedule::{Load, Look, retry_pause};
 
 /// How old a hold is when it is renewed for the first time, so that short holds cost nothing.
 const TRACKED_AFTER: Duration = Duration::from_secs(1);
@@ -169,7 +169,7 @@ impl Watchdog {
     /// missing, too.
     pub(crate) fn report_missing(&self, hold: &Hold) {
         let node = self.store.node(hold.object.key());
-        self.core.plan_sweep(node, SWEEP_PAUSE);
+        self.core.plan_sweep(node, false);
     }
 
     /// Returns the number of watched holds.
@@ -303,10 +303,10 @@ impl Core {
         (batches.collect(), work.release)
     }
 
-    /// Plans a sweep of a node: now, or `pause` after the latest sweep.
-    fn plan_sweep(&self, node: Option<NodeId>, pause: Duration) {
+    /// See [`Schedule::plan_sweep`].
+    fn plan_sweep(&self, node: Option<NodeId>, at_once: bool) {
         let schedule = &mut self.state.lock().schedule;
-        if schedule.plan_sweep(node, pause, Instant::now()) {
+        if schedule.plan_sweep(node, at_once, Instant::now()) {
             self.wake_sooner.notify_one();
         }
     }
@@ -425,11 +425,8 @@ async fn run_task(core: Arc<Core>) {
             biased;
             Some(_) = renewals.join_next() => {}
             suspected = core.suspects.next() => {
-                for (nodes, pause) in [
-                    (suspected.nodes, Duration::ZERO),
-                    (suspected.changed_nodes, SWEEP_PAUSE),
-                ] {
-                    nodes.into_iter().for_each(|node| core.plan_sweep(Some(node), pause));
+                for (nodes, at_once) in [(suspected.nodes, true), (suspected.changed_nodes, false)] {
+                    nodes.into_iter().for_each(|node| core.plan_sweep(Some(node), at_once));
                 }
                 if !suspected.keys.is_empty() {
                     core.check_changed(&suspected.keys);
@@ -536,7 +533,7 @@ async fn renew_together(
             }
             tracing::debug!(renewed, of = free.len(), "renewed a batch");
             if renewed < free.len() {
-                core.plan_sweep(batch.node, SWEEP_PAUSE);
+                core.plan_sweep(batch.node, false);
             }
         }
         Err(error) => {

@@ -18,7 +18,7 @@
 //!   release. If the hold is acquired again before the batch has ended, it finds that entry.
 //! - *A loss is noticed late.* The end of a hold is due also while it is renewed.
 //! - *A node that does not answer delays others.* Queues and limits are those of one node.
-//! - *A thousand losses cause a thousand sweeps.* [`SWEEP_PAUSE`].
+//! - *A thousand losses cause a thousand sweeps.* [`NodeQueue::sweep_pause`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
@@ -38,9 +38,14 @@ const MAX_BATCH_HOLDS: usize = 100;
 /// Limit of the total weight of a batch ([`Load::weight`]). A single hold may exceed it.
 const MAX_BATCH_WEIGHT: usize = 1000;
 
-/// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row
-/// must not cause a thousand sweeps.
-pub(super) const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+/// Shortest time between the first two sweeps of a node.
+const FIRST_SWEEP_PAUSE: Duration = Duration::from_millis(100);
+
+/// Shortest time between two sweeps of a node after many in a row.
+const LONGEST_SWEEP_PAUSE: Duration = Duration::from_secs(5);
+
+/// After so long without a sweep, the next is a first one again.
+const SWEEPS_REMEMBERED_FOR: Duration = Duration::from_secs(10);
 
 /// Batches in flight per node: a batch that hangs must not delay the others.
 const MAX_BATCHES_IN_FLIGHT: usize = 8;
@@ -92,6 +97,8 @@ struct NodeQueue {
     batches: usize,
     /// Start of the latest sweep.
     last_sweep: Option<Instant>,
+    /// Number of sweeps in a row before the latest one.
+    earlier_sweeps: u32,
     /// Start of the next sweep.
     next_sweep: Option<Instant>,
 }
@@ -209,16 +216,18 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
         }
     }
 
-    /// Plans a sweep of a node: now, or `pause` after the latest sweep. Returns whether the
-    /// watchdog would wake too late.
-    pub(super) fn plan_sweep(&mut self, node: N, pause: Duration, now: Instant) -> bool {
+    /// Plans a sweep of a node: now, or after a pause if others were shortly before. `at_once`:
+    /// without that pause. Returns whether the watchdog would wake too late.
+    pub(super) fn plan_sweep(&mut self, node: N, at_once: bool, now: Instant) -> bool {
         if self.due.is_empty() {
             self.last_sweep = Some(now);
             return false;
         }
         let queue = self.nodes.entry(node).or_default();
-        let earliest = queue.last_sweep.map(|last| last + pause);
-        let at = earliest.map_or(now, |earliest| earliest.max(now));
+        let pause_end = queue.last_sweep.map(|last| last + queue.sweep_pause());
+        let at = pause_end
+            .filter(|_| !at_once)
+            .map_or(now, |end| end.max(now));
         let at = queue.next_sweep.map_or(at, |planned| planned.min(at));
         queue.next_sweep = Some(at);
         Some(at) < self.wakes_at
@@ -230,7 +239,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
         let mut swept = Vec::new();
         for (node, queue) in &mut self.nodes {
             if queue.next_sweep.take_if(|at| *at <= now).is_some() {
-                queue.last_sweep = Some(now);
+                queue.swept(now);
                 swept.push(*node);
             }
         }
@@ -421,11 +430,29 @@ impl<H> Entries<H> {
 impl NodeQueue {
     /// Returns whether the node has work, or a recent sweep to remember.
     fn is_used(&self, now: Instant) -> bool {
-        let lately = |swept: Instant| now < swept + SWEEP_PAUSE;
-        self.batches > 0
-            || !self.ready.is_empty()
-            || self.next_sweep.is_some()
-            || self.last_sweep.is_some_and(lately)
+        let is_idle = self.batches == 0 && self.ready.is_empty() && self.next_sweep.is_none();
+        !is_idle || self.was_swept_lately(now)
+    }
+
+    fn was_swept_lately(&self, now: Instant) -> bool {
+        self.last_sweep
+            .is_some_and(|at| now < at + SWEEPS_REMEMBERED_FOR)
+    }
+
+    /// Records the start of a sweep.
+    fn swept(&mut self, now: Instant) {
+        self.earlier_sweeps = match self.was_swept_lately(now) {
+            true => self.earlier_sweeps.saturating_add(1),
+            false => 0,
+        };
+        self.last_sweep = Some(now);
+    }
+
+    /// Returns the shortest time between the latest sweep and the next. It grows with the sweeps in a row: a thousand losses
+    /// in a row must not cause a thousand sweeps, but a second loss must not wait for seconds.
+    fn sweep_pause(&self) -> Duration {
+        let growth = 1 << self.earlier_sweeps.min(10);
+        (FIRST_SWEEP_PAUSE * growth).min(LONGEST_SWEEP_PAUSE)
     }
 
     /// Takes as many batches as may start now. Adds to `left_out` the holds that have ended or

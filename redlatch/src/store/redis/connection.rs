@@ -9,8 +9,8 @@
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
 //! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages
 //!    are woken then, because messages may have been missed, and the watchdog checks the holds at
-//!    its server, at most once in five seconds. The next caller reconnects: so a client that waits
-//!    or holds something does soon.
+//!    its server, with growing pauses. The next caller reconnects: so a client that waits or holds
+//!    something does soon.
 //! 5. If another server can replace this one, its connection can be *invalidated*: every caller
 //!    that waits for an answer on it gets an error at once.
 

@@ -89,7 +89,7 @@ enum Event {
     MovesTo(u32, u8),
     /// The oldest batch has ended, and renewed its holds.
     Answer,
-    /// Holds may be missing at a node, at most once per [`SWEEP_PAUSE`].
+    /// Holds may be missing at a node.
     Sweep(u8),
     /// Another client has changed the key of a hold.
     Report(u32),
@@ -210,7 +210,7 @@ impl World {
                     }
                 }
             }
-            Sweep(node) => _ = self.schedule.plan_sweep(node, SWEEP_PAUSE, now),
+            Sweep(node) => _ = self.schedule.plan_sweep(node, false, now),
             Report(hold) => {
                 let checked = self.schedule.reported(now, |one| *one == hold);
                 self.check(&checked);
@@ -473,16 +473,35 @@ fn sweep_checks_all_holds_of_its_node_after_pause() {
         (0, Is(2, fixed), "", 30_000),
         (0, Is(3, far.at(1)), "", 30_000),
         (1_000, Sweep(0), "renew@0 1 check@0 2", 30_000),
-        (2_000, Sweep(0), "", 6_000),
-        (2_001, Sweep(0), "", 6_000),
-        (5_000, Answer, "", 6_000),
+        (1_050, Sweep(0), "", 1_100),
+        (1_051, Sweep(0), "", 1_100),
+        (1_060, Answer, "", 1_100),
         // One with a renewal in flight is checked once that has ended.
-        (6_000, Tick, "renew@0 1", 30_000),
-        (6_001, Answer, "check@0 2", 30_000),
-        (11_000, Sweep(0), "", 30_000),
-        (11_001, Answer, "renew@0 1", 30_000),
+        (1_100, Tick, "renew@0 1", 30_000),
+        (1_101, Answer, "check@0 2", 30_000),
+        (2_000, Sweep(0), "", 30_000),
+        (2_001, Answer, "renew@0 1", 30_000),
     ]);
     assert_eq!(world.size_of("nodes"), 1, "the other node has no work");
+}
+
+#[test]
+fn pauses_between_sweeps_in_a_row_grow() {
+    let mut world = World::new();
+    world.happens(Is(1, FIXED.due(100_000)));
+    let mut sweeps = |from: u64, end: u64| {
+        let begun = (from..end).filter(|now| {
+            world.now = *now;
+            world.happens(Answer);
+            world.happens(Sweep(0));
+            !world.begin().is_empty()
+        });
+        begun.collect::<Vec<u64>>()
+    };
+    let growing = [0, 100, 300, 700, 1_500, 3_100, 6_300, 11_300, 16_300];
+    assert_eq!(sweeps(0, 20_000), growing);
+    // Some time without a sweep.
+    assert_eq!(sweeps(26_300, 26_800), [26_300, 26_400, 26_600]);
 }
 
 #[test]
@@ -499,9 +518,10 @@ fn node_is_remembered_while_it_has_work_or_was_swept() {
             ready: (0..ready).collect(),
             batches,
             last_sweep,
+            earlier_sweeps: 0,
             next_sweep,
         };
-        let times = [now, now + SWEEP_PAUSE];
+        let times = [now, now + SWEEPS_REMEMBERED_FOR];
         assert_eq!(times.map(|now| queue.is_used(now)), is_used);
     }
     let mut world = World::new();
@@ -562,18 +582,18 @@ fn watchdog_is_woken_for_what_is_due_earlier() {
     assert!(!world.schedule.wakes_too_late());
     world.happens(Is(2, RENEWED.due(9_999)));
     assert!(world.schedule.wakes_too_late());
-    let (start, pause) = (world.now(), SWEEP_PAUSE);
-    assert!(world.schedule.plan_sweep(0, pause, start));
+    let start = world.now();
+    assert!(world.schedule.plan_sweep(0, false, start));
     assert_eq!(world.after(0, Tick).0, "renew@0 2,1");
-    assert!(world.schedule.plan_sweep(0, pause, start));
-    assert_eq!(world.plan_wake(), Some(5_000));
+    assert!(world.schedule.plan_sweep(0, false, start));
+    assert_eq!(world.plan_wake(), Some(100));
     assert!(
-        !world.schedule.plan_sweep(0, 2 * pause, start),
+        !world.schedule.plan_sweep(0, false, start),
         "the earlier one counts"
     );
-    assert_eq!(world.plan_wake(), Some(5_000));
+    assert_eq!(world.plan_wake(), Some(100));
     assert!(
-        world.schedule.plan_sweep(0, Duration::ZERO, start),
+        world.schedule.plan_sweep(0, true, start),
         "another server answers"
     );
     assert_eq!(world.plan_wake(), Some(0));
@@ -717,7 +737,7 @@ fn invariants_hold_in_random_histories() {
         }
         // A sweep may still be planned, and is then remembered.
         for _ in 0..2 {
-            world.now += u64::try_from(SWEEP_PAUSE.as_millis()).unwrap();
+            world.now += u64::try_from(SWEEPS_REMEMBERED_FOR.as_millis()).unwrap();
             world.begin();
         }
         assert!(world.schedule.sizes().iter().all(|(_, size)| *size == 0));
