@@ -34,6 +34,7 @@ use crate::store::{Cursor, ScanType};
 ///
 /// let client = redlatch::Client::connect("redis://127.0.0.1").await?;
 /// let nightly = Cron::parse("0 2 * * *")?.in_tz("Europe/Berlin")?;
+/// // A run whose machine dies is repeated once. One that returns an error is not.
 /// let job = client.job("nightly-report").schedule(nightly).retry(1);
 /// // On all machines. One of them sends the report.
 /// job.run(async |run| {

@@ -1,9 +1,12 @@
 //! Runs the firings of a job on this machine: what [`Plan`] and [`Firing`] decide.
 
+use std::any::Any;
 use std::fmt::{self, Display};
-use std::future::pending;
+use std::future::{pending, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt as _;
@@ -92,7 +95,7 @@ impl Run {
     }
 }
 
-/// How a run has ended. Work that returns `()` or `Ok(())` has succeeded, `Err` has failed.
+/// How a run has ended. Work that returns `()` or `Ok(())` has succeeded. With `Err` or a panic it has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     state: &'static str,
@@ -200,8 +203,8 @@ impl Scheduled {
     /// Sets how often a firing is repeated, by any machine of the job, if its run has no end: the machine
     /// has died, or the lock was lost, because the machine could not reach the store for longer than the
     /// lease, or because it was revoked or forced open. Default 0, because such a run may have done its
-    /// work. Work that has ended is never repeated, also if it has failed, unless the store refuses for
-    /// a minute to record the end. If a later firing has begun meanwhile, the run is not repeated
+    /// work. Work that has ended is never repeated, also if it has failed (let the work itself try
+    /// again), unless the store refuses for a minute to record the end. If a later firing has begun meanwhile, the run is not repeated
     /// either. At most 19.
     #[must_use]
     pub fn retry(mut self, retries: u32) -> Scheduled {
@@ -251,6 +254,9 @@ impl Scheduled {
     /// Runs `work` at each firing that this machine gets, until an error. All of it is part of this
     /// future: several runs may take turns in it ([`Overlap::Allow`]), and none has a task of its
     /// own.
+    ///
+    /// A run whose work returns `Err` or panics has failed. That is logged and recorded, and the next
+    /// firing runs as usual.
     ///
     /// # Errors
     ///
@@ -424,10 +430,22 @@ impl Scheduled {
                     },
                 }
             };
-            let outcome = match held.run(working).await {
-                Ok(outcome) => outcome,
+            let job = self.job.keys.object.full_name();
+            let outcome = match held.run(fail_if_it_panics(working)).await {
+                Ok(outcome) => {
+                    if outcome.state == "failed" {
+                        tracing::warn!(
+                            job,
+                            slot = utc(slot),
+                            attempt,
+                            outcome = outcome.text,
+                            "a run failed"
+                        );
+                    }
+                    outcome
+                }
                 Err(loss) => {
-                    let (job, slot) = (self.job.keys.object.full_name(), utc(slot));
+                    let slot = utc(slot);
                     tracing::warn!(job, slot, attempt, %loss, "a run was ended because its lock was lost");
                     if attempt <= self.retries {
                         // The machine that repeats the firing records the loss. It may be this one.
@@ -692,6 +710,25 @@ impl Held {
             Held::Shared(guard) => guard.release_unless_lost().await,
         };
     }
+}
+
+/// Runs the work. A panic ends it, and not the other runs nor the scheduler.
+async fn fail_if_it_panics(work: impl Future<Output = Outcome>) -> Outcome {
+    let mut work = pin!(work);
+    let working = poll_fn(|cx| {
+        let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
+        polled.unwrap_or_else(|panic| {
+            let text = format!("panicked: {}", panic_text(&*panic));
+            Poll::Ready(Outcome::failure(text))
+        })
+    });
+    working.await
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("not with a text")
 }
 
 /// Returns a time in milliseconds since 1970.

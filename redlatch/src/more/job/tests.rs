@@ -1095,6 +1095,52 @@ async fn dead_run_is_repeated_only_if_it_may_be() {
     }
 }
 
+/// Also a panic, in the closure and in its future: it ends neither the job on this machine nor, by attempts elsewhere, on others.
+#[tokio::test(start_paused = true)]
+async fn failed_run_is_recorded_and_the_next_firing_runs() {
+    let fleet = Fleet::new("2027-01-01T00:00:30");
+    let job = fleet.utc_job("* * * * *").retry(2);
+    let job = job.timeout(SECOND);
+    let work = |run: Run| {
+        let minute = utc(run.slot())[14..16].parse().unwrap();
+        assert_ne!(minute, 1, "early");
+        async move {
+            match minute {
+                2 => panic!("late"),
+                3 => std::panic::panic_any(3),
+                4 => return Err("an error"),
+                5 => sleep(MINUTE).await,
+                _ => {}
+            }
+            Ok(())
+        }
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = job.run_until(async { _ = stopped.await }, work);
+    let stopping = async {
+        sleep(6 * MINUTE).await;
+        drop(stop);
+    };
+    tokio::join!(running, stopping).0.unwrap();
+    let history = fleet.history().await;
+    let ends = history
+        .runs
+        .iter()
+        .rev()
+        .map(|run| (run.state.as_str(), &*run.outcome));
+    let ends = Vec::from_iter(ends);
+    assert!(ends[0].1.contains("early"), "{ends:?}");
+    let others = [
+        ("failed", "panicked: late"),
+        ("failed", "panicked: not with a text"),
+        ("failed", "an error"),
+        ("failed", "timed out after 1s"),
+        ("ok", ""),
+    ];
+    assert_eq!(ends[1..], others);
+    assert!(history.runs.iter().all(|run| run.attempt == 1));
+}
+
 /// A later slot was skipped while the run lasted. A process is started then, or takes the place of one that watches the run.
 #[tokio::test(start_paused = true)]
 async fn dead_run_is_repeated_after_later_slots_were_skipped() {
