@@ -114,6 +114,7 @@ async fn job(client: Client, shutdown: impl Future<Output = ()>) -> Result<()> {
     use redlatch::job::Cron;
 
     let nightly = Cron::parse("0 2 * * *")?.in_tz("Europe/Berlin")?;
+    // A run whose machine dies is repeated once. One that returns an error is not.
     let job = client.job("nightly-report").schedule(nightly).retry(1);
     job.run_until(shutdown, async |run| {
         send_report(run.slot()).await // Result<(), E>, (), or job::Outcome
