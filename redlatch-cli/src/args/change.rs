@@ -15,9 +15,9 @@ use crate::duration;
 /// releases the lock as its holder.
 ///
 /// With --ask the holder decides. `redlatch run` ends CMD as at a loss (SIGTERM, and SIGKILL after
-/// its --kill-after), and then releases the lock. `redlatch elect` does the same and campaigns
-/// again. Programs decide themselves (`Guard::asked`); Redisson does not know requests, and
-/// continues.
+/// its --kill-after), and then releases the lock. So does `redlatch cron` with the command of a job,
+/// which it does not repeat then. `redlatch elect` does the same and campaigns again. Programs decide
+/// themselves (`Guard::asked`); Redisson does not know requests, and continues.
 ///
 /// With --revoke a holder that does not release the lock in time loses it: its lease is not renewed
 /// beyond the limit. The next owner acquires the lock only after its holder has noticed that, or

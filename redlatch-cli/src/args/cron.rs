@@ -36,6 +36,7 @@ use crate::output::LogFormat;
 /// If lines are wrong, all of them are reported and nothing starts. SIGHUP reads FILE again; if it
 /// is wrong then, the jobs stay as they were. SIGTERM and SIGINT begin no further run and wait for
 /// those that last; a second one ends them. So does each other signal that ends a process.
+/// `redlatch unlock --ask NAME` ends the run of one job, on any machine. It is not repeated.
 ///
 /// A command gets REDLATCH_LOCK (the name of the job), REDLATCH_SLOT (the scheduled time in UTC)
 /// and REDLATCH_ATTEMPT (1, or more if it is repeated), and no passwords. Each line that it prints

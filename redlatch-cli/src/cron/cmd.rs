@@ -1,11 +1,14 @@
 //! One run of a job: `redlatch __job` (`run::of_parent`), which runs the command and ends with all of
 //! its processes when the pipe to it is closed. Prints the output of the command.
 //!
+//! If another client asks for the lock of a run, one byte in that pipe lets the command end, and the
+//! lock is held until it has.
+//!
 //! If the lock of a run is lost, its command takes some time to end. The next run of the job on this
 //! machine, perhaps another attempt, begins its command only after that.
 
 use std::collections::HashSet;
-use std::io::{self, PipeWriter};
+use std::io::{self, PipeWriter, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
@@ -23,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use super::crontab::Line;
 use crate::args::InternalCommand;
-use crate::output::stderr::{detail, note};
+use crate::output::stderr::{detail, note, stderr};
 use crate::output::stdout;
 use crate::process::own_processes;
 use crate::process::wrapper::{Unblock, internal_command};
@@ -42,6 +45,9 @@ const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// How a run ends when the second signal arrives.
 const SIGNALED: &str = "ended by a signal to redlatch cron";
+
+/// The same when another client asks for its lock.
+const ASKED: &str = "asked to release its lock";
 
 /// What the commands of all jobs share.
 #[derive(Clone)]
@@ -65,18 +71,31 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
     let of_slot = (line.options.overlap == Overlap::Allow).then_some(run.slot());
     let turn = (name.clone(), of_slot);
     let (mut working, mut ends) = (commands.working.subscribe(), commands.ends.subscribe());
-    // These fail only without a sender.
+    let mut asked = Box::pin(run.asked());
+    // The first and the last fail only without a sender.
     let has_to_end = tokio::select! {
         biased;
-        _ = ends.wait_for(|ends| *ends) => true,
-        _ = working.wait_for(|working| !working.contains(&turn)) => false,
+        _ = ends.wait_for(|ends| *ends) => Some(SIGNALED),
+        () = &mut asked => Some(ASKED),
+        _ = working.wait_for(|working| !working.contains(&turn)) => None,
     };
-    let ended = if has_to_end {
-        Ok((Err(SIGNALED.to_owned()), Vec::new()))
+    let ended = if let Some(reason) = has_to_end {
+        Ok((Err(reason.to_owned()), Vec::new()))
     } else {
         detail!("{name}: begins {slot}, attempt {attempt}");
+        let asked = async {
+            asked.await;
+            let kill_after = duration::short(commands.kill_after);
+            stderr!(
+                "{name}: {slot}, attempt {attempt}: asked to release its lock; ending its command: SIGTERM \
+                 now, SIGKILL after {kill_after}"
+            );
+        };
         match start(&line, &slot, attempt, turn, &commands) {
-            Ok(process) => process.until_ended(line.options.timeout, ends).await,
+            Ok(process) => {
+                let limit = line.options.timeout;
+                process.until_ended(limit, ends, asked).await
+            }
             Err(error) => Err(error),
         }
     };
@@ -95,7 +114,8 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
 /// A process that runs the command.
 struct Process {
     ended: oneshot::Receiver<io::Result<ExitStatus>>,
-    /// When it is closed, the process ends the command.
+    /// When it is closed, the process ends the command as if the lock were lost. A byte ends it while the
+    /// lock is held.
     lifeline: PipeWriter,
     /// The end of the output, when all of it is printed.
     output: JoinHandle<Vec<u8>>,
@@ -168,16 +188,19 @@ fn spawn(
 }
 
 impl Process {
-    /// Waits for the end of the command, and ends it after `limit` or when `ends` becomes true. Returns
-    /// how it has ended (the error is that of a failure), and the end of its output.
+    /// Waits for the end of the command, and ends it after `limit`, when `ends` becomes true, or when
+    /// `asked` completes. Returns how it has ended (the error is that of a failure), and the end of its
+    /// output.
     async fn until_ended(
         self,
         limit: Option<Duration>,
         mut ends: watch::Receiver<bool>,
+        asked: impl Future<Output = ()>,
     ) -> io::Result<(Result<String, String>, Vec<u8>)> {
         let mut ended = self.ended;
         let mut lifeline = Some(self.lifeline);
         let mut timed_out = pin!(sleep(limit.unwrap_or(Duration::MAX)));
+        let (mut asked, mut is_asked) = (pin!(asked), false);
         let mut reason = None;
         let status = loop {
             tokio::select! {
@@ -192,11 +215,23 @@ impl Process {
                     reason = Some(SIGNALED.to_owned());
                     lifeline = None;
                 }
+                () = &mut asked, if !is_asked => {
+                    is_asked = true;
+                    if let Some(lifeline) = &mut lifeline {
+                        // It fails only if the process has ended.
+                        let _ = lifeline.write_all(&[0]);
+                    }
+                }
             }
         };
         let output = self.output.await.map_err(io::Error::other)?;
         let code = status.code().map(|code| format!("exit code {code}"));
-        let how = reason.or(code).unwrap_or_else(|| status.to_string());
+        let ended = || code.unwrap_or_else(|| status.to_string());
+        let how = match reason {
+            Some(reason) => reason,
+            None if is_asked => format!("{ASKED}, {}", ended()),
+            None => ended(),
+        };
         let how = match status.success() {
             true => Ok(how),
             false => Err(how),

@@ -68,22 +68,28 @@ impl<R: HasLease> AnyGuard for Guard<R> {
     }
 }
 
-/// What the parent of this process holds for it. The hold is lost when the parent closes its end of a
-/// pipe, also because it has died.
-struct OfParent(watch::Receiver<bool>);
+/// What the parent of this process holds for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OfParent {
+    Held,
+    /// Another client asks for it.
+    Asked,
+    /// The parent has closed its end of a pipe, also because it has died.
+    Ended,
+}
 
-impl AnyGuard for OfParent {
+impl AnyGuard for watch::Receiver<OfParent> {
     fn lost(&self) -> BoxFuture<'_, Loss> {
-        let mut ended = self.0.clone();
+        let mut state = self.clone();
         Box::pin(async move {
-            // The sender is dropped with it.
-            let _ = ended.wait_for(|ended| *ended).await;
+            // It fails only without a sender, which the thread drops at the end.
+            let _ = state.wait_for(|state| *state == OfParent::Ended).await;
             Loss::NotHeld
         })
     }
 
     fn is_valid(&self) -> bool {
-        !*self.0.borrow()
+        *self.borrow() != OfParent::Ended
     }
 
     fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
@@ -198,19 +204,26 @@ impl HeldLock {
         }
     }
 
-    /// Returns what the parent of this process holds, until `ended` is true.
-    pub(crate) fn of_parent(name: String, ended: watch::Receiver<bool>) -> HeldLock {
+    /// Returns what the parent of this process holds.
+    pub(crate) fn of_parent(name: String, state: watch::Receiver<OfParent>) -> HeldLock {
+        let mut asked = state.clone();
         HeldLock {
             // That of the parent is not known here.
             owner: String::new(),
             names: vec![name],
-            guard: Box::new(OfParent(ended)),
+            guard: Box::new(state),
             token: None,
-            asked: Box::pin(pending()),
+            asked: Box::pin(async move {
+                match asked.wait_for(|state| *state == OfParent::Asked).await {
+                    Ok(_) => {}
+                    // It has ended.
+                    Err(_) => pending().await,
+                }
+            }),
         }
     }
 
-    /// Returns whether the parent holds it. Then the parent reports the loss.
+    /// Returns whether the parent holds it. Then the parent reports a loss, and that it was asked for.
     pub(crate) fn is_of_parent(&self) -> bool {
         self.owner.is_empty()
     }

@@ -2,7 +2,8 @@
 //!
 //! It runs CMD as `redlatch run` does, but its parent holds the lock. Standard input is a pipe from
 //! the parent. When that is closed, the lock counts as lost: CMD and its child processes are ended.
-//! So they also end if the parent is killed.
+//! So they also end if the parent is killed. A byte in the pipe says that another client asks for the
+//! lock. The parent reports both.
 //!
 //! It has a session of its own, without a terminal: keys are for the parent, which lets its runs end,
 //! and CMD cannot read the terminal. In the session of the parent, the system would stop CMD then, and
@@ -12,11 +13,10 @@ use std::fs::File;
 use std::io;
 
 use redlatch::Client;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::retry_on_intr;
+use rustix::io::{read, retry_on_intr};
 use tokio::sync::watch;
 
-use super::held_lock::HeldLock;
+use super::held_lock::{HeldLock, OfParent};
 use super::supervise::{CmdEnd, run_cmd};
 use crate::args::RunJob;
 use crate::exit::{self, Failure};
@@ -43,24 +43,25 @@ pub(crate) fn run_job(args: &RunJob) -> Result<u8, Failure> {
 
 async fn run(args: &RunJob) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
-    let ended = watch_parent().map_err(|error| Failure::system("cannot watch a pipe", &error))?;
+    let state = watch_parent().map_err(|error| Failure::system("cannot watch a pipe", &error))?;
     let client = Client::embedded();
-    let held_lock = HeldLock::of_parent(args.name.clone(), ended);
+    let held_lock = HeldLock::of_parent(args.name.clone(), state);
     match run_cmd(&client, held_lock, None, &args.cmd, &mut signals).await? {
         CmdEnd::Ended { code, .. } => Ok(code),
         CmdEnd::Lost { .. } => Ok(exit::LOST),
     }
 }
 
-/// Returns what becomes true when the parent closes the pipe. CMD gets no input.
-fn watch_parent() -> io::Result<watch::Receiver<bool>> {
+/// Returns what the pipe of the parent says about the lock. CMD gets no input.
+fn watch_parent() -> io::Result<watch::Receiver<OfParent>> {
     let pipe = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
-    let (ended, receiver) = watch::channel(false);
+    let (state, receiver) = watch::channel(OfParent::Held);
     spawn_without_signals("parent", move || {
-        // The parent writes nothing.
-        let _ = retry_on_intr(|| poll(&mut [PollFd::new(&pipe, PollFlags::IN)], None));
-        let _ = ended.send(true);
+        while let Ok(1..) = retry_on_intr(|| read(&pipe, &mut [0; 1])) {
+            state.send_replace(OfParent::Asked);
+        }
+        state.send_replace(OfParent::Ended);
     })?;
     Ok(receiver)
 }

@@ -273,11 +273,12 @@ async fn end_asked(
     signals: &mut Signals,
 ) -> std::io::Result<RunOutcome> {
     child.ended_for_request = true;
-    let kill_after = duration::short(cmd.kill_after);
-    stderr!(
-        "{}: asked to release it; ending CMD: SIGTERM now, SIGKILL after {kill_after}",
-        held_lock.names()
-    );
+    if !held_lock.is_of_parent() {
+        let (names, kill_after) = (held_lock.names(), duration::short(cmd.kill_after));
+        stderr!(
+            "{names}: asked to release it; ending CMD: SIGTERM now, SIGKILL after {kill_after}"
+        );
+    }
     tokio::select! {
         biased;
         lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),

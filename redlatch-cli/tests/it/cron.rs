@@ -367,6 +367,56 @@ fn command_whose_lock_is_lost_prints_and_cleans_up() {
     assert_eq!(words(&ran), [["cleaned"]]);
 }
 
+/// It ends as under `redlatch run`, and its exit code says whether it has failed. It is not repeated.
+#[test]
+fn asked_command_ends_and_its_lock_is_released() {
+    for (code, expected) in [("3", "failed"), ("0", "ok")] {
+        let (temp_dir, name) = (TempDir::new(), unique("asked"));
+        let file = temp_dir.path("crontab");
+        let script = format!("trap 'echo tidy; exit {code}' TERM; echo begins; {IDLE_SCRIPT}");
+        std::fs::write(&file, format!("{} {name} [retry=1] {script}\n", soon(2))).unwrap();
+        let args = ["cron", "--watchdog", "1h", "--kill-after", "1h", &file];
+        let cron = Running::start(redlatch(shared(), &args));
+        cron.until_stdout("begins\n");
+        let args = ["unlock", "--ask", "--wait", "1m", &name];
+        let asked = finish(redlatch(shared(), &args)).expect(0);
+        assert!(asked.stdout.ends_with(": released\n"), "{asked:#?}");
+        cron.signal(Signal::TERM);
+        let finished = cron.finish().expect(0);
+        let line = "attempt 1: asked to release its lock; ending its command: SIGTERM now";
+        assert_eq!(finished.stderr.matches(line).count(), 1, "{finished:#?}");
+        let tidy = format!("{name}: tidy\n");
+        assert!(finished.stdout.ends_with(&tidy), "{finished:#?}");
+        let all = history(shared(), &name);
+        assert_eq!(all["runs"].as_array().map(Vec::len), Some(1), "{all}");
+        let run = &all["runs"][0];
+        assert_eq!(run["state"], expected, "{all}");
+        let outcome = format!("asked to release its lock, exit code {code}");
+        assert_eq!(run["outcome"], outcome, "{all}");
+    }
+}
+
+/// It is killed after the same time as at a loss, and its lock is held until then.
+#[test]
+fn asked_command_that_ignores_sigterm_is_killed() {
+    let (temp_dir, name) = (TempDir::new(), unique("stubborn"));
+    let file = temp_dir.path("crontab");
+    let script = "trap '' TERM; echo $$; exec sleep 600";
+    std::fs::write(&file, format!("{} {name} {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    let stdout = cron.until_stdout("\n");
+    let (_, pid) = stdout.trim().rsplit_once(' ').unwrap();
+    let args = ["unlock", "--ask", "--wait", "1m", &name];
+    finish(redlatch(shared(), &args)).expect(0);
+    assert!(
+        is_dead(pid.parse().unwrap()),
+        "it continues without the lock"
+    );
+    until("its end", || state(shared(), &name) == "failed");
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
+
 #[test]
 fn signals_end_and_reload() {
     let (temp_dir, names) = (TempDir::new(), [unique("old"), unique("new")]);

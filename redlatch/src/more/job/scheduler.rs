@@ -22,12 +22,15 @@ use super::{History, Job, RunState};
 use crate::client_registry::shortened;
 use crate::environment::{random, random_fraction};
 use crate::error::{Error, Result};
+use crate::hold::Hold;
 use crate::lease::{self, Lease};
 use crate::locks::read_write::ReadWriteLock;
 use crate::locks::{Guard, Lock, Reentrant};
 use crate::more::once::identity;
+use crate::more::revocation::asked;
 use crate::name::ReadWriteKeys;
 use crate::owner::Owner;
+use crate::session::Session;
 use crate::store::{Delivery, Progress, Store};
 use crate::{MAX_LEASE, ReadLock};
 
@@ -70,11 +73,13 @@ pub struct Scheduled {
 }
 
 /// One run of a job, as its work sees it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Run {
     name: String,
     slot: SystemTime,
     attempt: u32,
+    /// Its lock, if the holder of that can be asked to release it.
+    hold: Option<(Arc<Session>, Arc<Hold>)>,
 }
 
 impl Run {
@@ -92,6 +97,25 @@ impl Run {
     /// Returns 1, or more if the [run before has no end](Scheduled::retry).
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Completes when another client asks for the lock of the run: [`Lock::ask`](crate::Lock::ask),
+    /// [`Lock::revoke`](crate::Lock::revoke). Never with [`Overlap::Allow`]. See
+    /// [`Guard::asked`](crate::Guard::asked). Work that ends then is not repeated, and has the outcome
+    /// that it returns.
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again at any time.
+    pub fn asked(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let hold = self.hold.as_ref();
+        let asked = hold.map(|(session, hold)| asked(session.clone(), hold.clone()));
+        async move {
+            match asked {
+                Some(asked) => asked.await,
+                None => pending().await,
+            }
+        }
     }
 }
 
@@ -420,6 +444,7 @@ impl Scheduled {
                 name: self.job.name().to_owned(),
                 slot,
                 attempt,
+                hold: held.askable(),
             };
             let working = async {
                 match self.timeout {
@@ -696,6 +721,17 @@ impl Held {
         }
     }
 
+    /// Returns the lock, if its holder can be asked to release it.
+    fn askable(&self) -> Option<(Arc<Session>, Arc<Hold>)> {
+        match self {
+            Held::Alone(guard) => {
+                let held = guard.hold_ref();
+                Some((held.session.clone(), held.hold.clone()))
+            }
+            Held::Shared(_) => None,
+        }
+    }
+
     fn is_valid(&self) -> bool {
         match self {
             Held::Alone(guard) => guard.is_valid(),
@@ -740,6 +776,16 @@ pub(super) fn millis(time: SystemTime) -> i64 {
 /// Returns a text in one line.
 fn line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run")
+            .field("name", &self.name)
+            .field("slot", &self.slot)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for Scheduled {

@@ -1587,6 +1587,30 @@ async fn lost_lock_drops_the_work_and_is_recorded() {
     }
 }
 
+/// The work decides how it ends, and that end is not repeated. Readers cannot be asked.
+#[tokio::test(start_paused = true)]
+async fn work_learns_that_its_lock_is_asked_for() {
+    for (overlap, expected) in [(Overlap::Skip, "asked"), (Overlap::Allow, "not asked")] {
+        let fleet = Fleet::new("2027-01-01T01:59:40");
+        let job = fleet.utc_job("0 2 * * *").overlap(overlap).retry(1);
+        let work = async |run: Run| {
+            let asked = fleet.client().lock("job").ask().await;
+            assert_eq!(asked.is_ok(), overlap == Overlap::Skip, "{asked:?}");
+            tokio::select! {
+                () = run.asked() => Outcome::failure("asked"),
+                () = sleep(2 * MINUTE) => Outcome::success("not asked"),
+            }
+        };
+        let stop = sleep(10 * MINUTE);
+        job.run_until(stop, work).await.unwrap();
+        let [run] = &fleet.history().await.runs[..] else {
+            panic!("one run");
+        };
+        assert_eq!(run.outcome, expected);
+        assert!(!fleet.client().lock("job").is_locked().await.unwrap());
+    }
+}
+
 /// There is no other machine. The lock is taken by force, or the store cannot be reached until its lease has ended.
 /// All locks of the job's task may have one owner.
 #[tokio::test(start_paused = true)]

@@ -62,7 +62,7 @@ use crate::locks::spin::Spin;
 use crate::locks::{Acquire, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::owner::OwnerId;
 use crate::runtime::sleep_until;
-use crate::session::Session;
+use crate::session::{HoldRef, Session};
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
 use crate::sync::Mutex;
@@ -249,19 +249,8 @@ impl<K: Askable> Guard<Lock<K>> {
     /// # }
     /// ```
     pub fn asked(&self) -> impl Future<Output = ()> + Send + 'static + use<K> {
-        let (session, hold) = (
-            self.hold_ref().session.clone(),
-            self.hold_ref().hold.clone(),
-        );
-        let asked = hold.asked();
-        let period = hold.state().period.id;
-        async move {
-            tokio::select! {
-                biased;
-                () = asked => {}
-                never = check_until_asked(&session, &hold, period) => match never {},
-            }
-        }
+        let HoldRef { session, hold, .. } = self.hold_ref();
+        asked(session.clone(), hold.clone())
     }
 
     /// Runs `work` while it is held, until another client asks for the lock. Then `work` is dropped at its current await point.
@@ -312,6 +301,22 @@ impl<K: Askable> Acquire<Lock<K>> {
         let guard = self.await?;
         let work = unless(guard.asked(), work);
         guard.run_and_release(work).await
+    }
+}
+
+/// Completes when another client asks for this hold, in its present period: see [`Guard::asked`].
+pub(crate) fn asked(
+    session: Arc<Session>,
+    hold: Arc<Hold>,
+) -> impl Future<Output = ()> + Send + 'static {
+    let asked = hold.asked();
+    let period = hold.state().period.id;
+    async move {
+        tokio::select! {
+            biased;
+            () = asked => {}
+            never = check_until_asked(&session, &hold, period) => match never {},
+        }
     }
 }
 
