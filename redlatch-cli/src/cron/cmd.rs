@@ -7,7 +7,7 @@
 //! If the lock of a run is lost, its command takes some time to end. The next run of the job on this
 //! machine, perhaps another attempt, begins its command only after that.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io::{self, PipeWriter, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
@@ -22,7 +22,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::crontab::Line;
 use crate::args::InternalCommand;
@@ -57,9 +57,11 @@ pub(crate) struct Commands {
     pub(crate) blocked: Arc<[i32]>,
     /// Becomes true when they have to end.
     pub(crate) ends: watch::Sender<bool>,
-    /// Those whose processes have not all ended.
-    pub(crate) working: watch::Sender<HashSet<Turn>>,
+    /// Those whose processes have not all ended, and since when they run.
+    pub(crate) working: watch::Sender<Working>,
 }
+
+pub(crate) type Working = HashMap<Turn, Instant>;
 
 /// A job, of which one command works at a time: with `overlap=allow` one for each firing.
 pub(crate) type Turn = (String, Option<SystemTime>);
@@ -77,7 +79,7 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
         biased;
         _ = ends.wait_for(|ends| *ends) => Some(SIGNALED),
         () = &mut asked => Some(ASKED),
-        _ = working.wait_for(|working| !working.contains(&turn)) => None,
+        _ = working.wait_for(|working| !working.contains_key(&turn)) => None,
     };
     let ended = if let Some(reason) = has_to_end {
         Ok((Err(reason.to_owned()), Vec::new()))
@@ -143,7 +145,7 @@ fn start(
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
     let status = spawn(&mut command)?;
     let (working, name) = (commands.working.clone(), line.name.clone());
-    working.send_if_modified(|working| working.insert(turn.clone()));
+    working.send_if_modified(|working| working.insert(turn.clone(), Instant::now()).is_none());
     let (report, ended) = oneshot::channel();
     // A task, because `run` is dropped when the lock is lost. The task also reads what the command
     // prints while it is being ended.
@@ -156,7 +158,7 @@ fn start(
             }
             Either::Right(((), status)) => drop(report.send(status.await)),
         }
-        working.send_if_modified(|working| working.remove(&turn));
+        working.send_if_modified(|working| working.remove(&turn).is_some());
         kept
     });
     Ok(Process {

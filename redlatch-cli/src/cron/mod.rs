@@ -9,7 +9,7 @@
 mod cmd;
 mod crontab;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,13 +19,13 @@ use redlatch::Client;
 use rustix::process::{Signal, WaitOptions};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use self::cmd::{Commands, Turn};
+use self::cmd::{Commands, Turn, Working};
 use self::crontab::Line;
 use crate::args::cron::Cron;
 use crate::exit::{self, Failure};
-use crate::output::stderr::{detail, note, stderr};
+use crate::output::stderr::{note, stderr};
 use crate::output::streams::STDOUT;
 use crate::process::own_processes;
 use crate::process::signals::{Caught, Signals, discard_stop};
@@ -178,12 +178,12 @@ struct Running<'a> {
     schedulers: JoinSet<(String, Duration, redlatch::Result<()>)>,
     commands: Commands,
     /// Has changed when a command has begun.
-    begun: watch::Receiver<HashSet<Turn>>,
+    begun: watch::Receiver<Working>,
 }
 
 impl<'a> Running<'a> {
     fn new(client: Client, cron: &'a Cron, blocked: Vec<i32>) -> Running<'a> {
-        let (working, begun) = watch::channel(HashSet::new());
+        let (working, begun) = watch::channel(Working::new());
         Running {
             client,
             cron,
@@ -245,6 +245,7 @@ impl<'a> Running<'a> {
     async fn until_ended(&mut self, requests: &mut Requests<'_>) -> u8 {
         let (mut has_reloaded, mut ending, mut ended) = (false, false, exit::OK);
         while !ending || !self.schedulers.is_empty() {
+            let was_ending = ending;
             tokio::select! {
                 biased;
                 request = requests.next() => match request {
@@ -275,15 +276,33 @@ impl<'a> Running<'a> {
                     }
                 },
             }
-            if ending && !self.jobs.is_empty() {
+            if ending && !was_ending {
                 self.jobs.clear();
-                detail!("waiting for the runs that last");
+                self.report_ending();
             }
         }
         // Also for commands whose lock was lost.
         let mut working = self.commands.working.subscribe();
-        let _ = working.wait_for(HashSet::is_empty).await;
+        let _ = working.wait_for(Working::is_empty).await;
         ended
+    }
+
+    /// Prints which runs last, and how long they have, the longest first.
+    fn report_ending(&self) {
+        let working = self.commands.working.borrow();
+        let mut runs = Vec::from_iter(working.iter());
+        runs.sort_by_key(|(turn, since)| (**since, *turn));
+        let run = |((name, _), since): &(&Turn, &Instant)| {
+            format!("{name} ({})", duration::rough(since.elapsed()))
+        };
+        let them = match runs.len() {
+            0 => return,
+            1 => "it",
+            _ => "them",
+        };
+        let count = text::counted(runs.len(), "run");
+        let runs = runs.iter().map(run).collect::<Vec<_>>().join(", ");
+        note!("ending: waiting for {count}: {runs}; another signal ends {them}");
     }
 
     /// The store has refused a job that was started after this pause. Tries it again if the reason may
@@ -335,7 +354,7 @@ mod tests {
             running.replace(crontab::parse("@yearly good true\n@yearly bad true").unwrap());
             if has_begun {
                 running.commands.working.send_modify(|all| {
-                    all.insert(("good".to_owned(), None));
+                    all.insert(("good".to_owned(), None), Instant::now());
                 });
             }
             let mut requests = Requests::new(Signals::none(), &cron);

@@ -623,6 +623,29 @@ fn command_cannot_read_the_terminal() {
     shell.until_stdout("ended 0.");
 }
 
+/// At once, although they may last for hours.
+#[test]
+fn first_signal_prints_which_runs_last() {
+    let (temp_dir, names) = (TempDir::new(), [unique("long"), unique("longer")]);
+    let file = temp_dir.path("crontab");
+    let when = soon(2);
+    let line = |name: &String| format!("{when} {name} echo begins; sleep 600\n");
+    std::fs::write(&file, names.each_ref().map(line).concat()).unwrap();
+    let cron = start(shared(), &file, 0);
+    for name in &names {
+        cron.until_stdout(&format!("{name}: begins\n"));
+    }
+    cron.signal(Signal::TERM);
+    let stderr = cron.until_stderr("; another signal ends them\n");
+    let line = stderr.lines().last().unwrap();
+    assert!(line.contains("ending: waiting for 2 runs: "), "{stderr}");
+    for name in &names {
+        assert!(line.contains(&format!("{name} (")), "{stderr}");
+    }
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
+
 /// A second signal ends what runs, with all processes.
 #[test]
 fn second_signal_ends_the_runs() {
