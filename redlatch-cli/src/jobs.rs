@@ -26,6 +26,7 @@ pub(crate) struct Job<'a> {
     schedule: Option<&'a str>,
     tz: Option<&'a str>,
     next: Option<String>,
+    overdue: Option<String>,
     last_slot: String,
     skipped: u64,
     runs: Vec<Run<'a>>,
@@ -109,11 +110,20 @@ pub(crate) fn to_json(history: &History, now: SystemTime) -> Job<'_> {
         name: &history.name,
         schedule: schedule.map(|cron| cron.expression()),
         tz: schedule.map(|cron| cron.tz()),
-        next: history.next_run(now).map(utc_time),
+        next: next_run(history, now).ok().flatten().map(utc_time),
+        overdue: history.overdue(now).map(utc_time),
         last_slot: utc_time(history.last_slot),
         skipped: history.skipped,
         runs: runs.collect(),
     }
+}
+
+/// Returns when the job fires next, as far as that is known. The error is a firing that is overdue: then
+/// perhaps no machine schedules the job any more.
+fn next_run(history: &History, now: SystemTime) -> Result<Option<SystemTime>, SystemTime> {
+    history
+        .overdue(now)
+        .map_or_else(|| Ok(history.next_run(now)), Err)
 }
 
 /// Returns how long a run has taken, or lasts.
@@ -135,7 +145,10 @@ fn list(histories: &[History], now: SystemTime) -> Vec<String> {
             of(|run| run.state.as_str().to_owned()),
             latest.map(|run| took(run, now)).unwrap_or_default(),
             of(|run| run.host.clone()),
-            history.next_run(now).map(utc_time).unwrap_or_default(),
+            match next_run(history, now) {
+                Ok(next) => next.map(utc_time).unwrap_or_default(),
+                Err(_) => "overdue".to_owned(),
+            },
             history.skipped.to_string(),
             history
                 .schedule
@@ -164,8 +177,12 @@ fn lines_of(history: &History, now: SystemTime) -> Vec<String> {
     };
     let head = ["SLOT", "ATTEMPT", "STATE", "BEGAN", "TOOK", "BY", "OUTCOME"];
     let mut lines = table(head, history.runs.iter().map(row));
-    if let Some(next) = history.next_run(now) {
-        lines.push(format!("next run: {}", utc_time(next)));
+    match next_run(history, now) {
+        Ok(next) => lines.extend(next.map(|next| format!("next run: {}", utc_time(next)))),
+        Err(slot) => lines.push(format!(
+            "overdue since {}: no machine has begun that run",
+            utc_time(slot)
+        )),
     }
     let latest = history.runs.first();
     if let Some(run) = latest.filter(|run| !run.output.trim().is_empty()) {

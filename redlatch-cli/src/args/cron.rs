@@ -83,13 +83,15 @@ pub(crate) struct Cron {
 /// Show the jobs that run by a schedule, or the latest runs of one.
 ///
 /// Without NAME, prints a line for each job: its latest run, when it fires next, and how often it
-/// was skipped because another run lasted. With NAME, prints a line for each of the last 20 runs,
+/// was skipped because another run lasted. Instead of its next time, `overdue` says that a time has
+/// passed by more than a minute and no machine has begun that run: perhaps none has the job in its
+/// crontab any more. With NAME, prints a line for each of the last 20 runs,
 /// the latest first, and the output of the latest. Times are UTC.
 ///
 /// A run is running, ok, failed, or lost: its machine has died.
 ///
-/// With --json, prints one object per line: name, schedule, tz, next, last_slot, skipped, and runs,
-/// each with slot, attempt, state, host, by, began, took_ms, outcome and output.
+/// With --json, prints one object per line: name, schedule, tz, next, overdue (the time that has
+/// passed; then next is null), last_slot, skipped, and runs, each with slot, attempt, state, host, by, began, took_ms, outcome and output.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch jobs [OPTIONS] [NAME]",

@@ -743,6 +743,26 @@ fn jobs_are_read_together() {
     assert!(took < answer * 50, "{took:?}");
 }
 
+/// No crontab has it any more, so it does not fire at the next time of its schedule.
+#[test]
+fn job_that_no_machine_schedules_is_overdue() {
+    let server = Server::start();
+    let record = ["last", "1767225600000", "schedule", "UTC 0 2 * * *"];
+    let () = server.command(&[&["HSET", "redlatch_job:{gone}"], &record[..]].concat());
+    let shown = |args: &[&str]| finish(redlatch(&server, args)).expect(0).stdout;
+    let listed = shown(&["jobs"]);
+    assert!(
+        listed.lines().nth(1).unwrap().contains("  overdue  0  "),
+        "{listed}"
+    );
+    let one = shown(&["jobs", "gone"]);
+    let line = "overdue since 2026-01-01T02:00:00Z: no machine has begun that run\n";
+    assert!(one.ends_with(line), "{one}");
+    let job = history(&server, "gone");
+    assert!(job["next"].is_null(), "{job}");
+    assert_eq!(job["overdue"], "2026-01-01T02:00:00Z", "{job}");
+}
+
 #[test]
 fn jobs_shows_the_runs() {
     let server = Server::start();

@@ -187,7 +187,8 @@ function updateJob(element, job) {
   const end = latest?.state === "failed" ? `failed: ${latest.outcome}` : latest?.state;
   fill(last, latest ? safe(`${end}, ${time(state.time_ms - Date.parse(latest.began))} ago`) : "–");
   last.classList.toggle("bad", latest?.state === "failed" || latest?.state === "lost");
-  fill(next, job.next == null ? "–" : `in ${time(Date.parse(job.next) - state.time_ms)}`);
+  const due = job.next == null ? "–" : `in ${time(Date.parse(job.next) - state.time_ms)}`;
+  fill(next, job.overdue == null ? due : `overdue by ${time(state.time_ms - Date.parse(job.overdue))}`);
 }
 
 function render() {

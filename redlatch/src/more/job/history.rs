@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use super::cron::Cron;
+use super::plan::late;
 use super::rules::{KEPT, Record, slot_of};
 use crate::client_registry::shortened;
 use crate::more::once::{millis, time_of};
@@ -83,6 +84,16 @@ impl History {
     /// Returns the next firing after `now`, if the schedule is known.
     pub fn next_run(&self, now: SystemTime) -> Option<SystemTime> {
         self.schedule.as_ref()?.next_after(now)
+    }
+
+    /// Returns the earliest firing that no machine has begun or skipped, if it was due more than a minute
+    /// before `now`. Then no machine schedules the job any more, or each delays it
+    /// ([`Scheduled::jitter`](super::Scheduled::jitter)), has missed it, or cannot acquire the lock of the
+    /// job. `None` while a run lasts: a firing may wait for its end.
+    pub fn overdue(&self, now: SystemTime) -> Option<SystemTime> {
+        let first = self.schedule.as_ref()?.next_after(self.last_slot)?;
+        let lasts = |run: &RunRecord| run.state == RunState::Running;
+        (late(first, now) && !self.runs.iter().any(lasts)).then_some(first)
     }
 
     pub(super) fn new(name: &str, record: &Record, store: &Store) -> Option<History> {

@@ -172,7 +172,8 @@ pub(super) fn gap(cron: &Cron, slot: SystemTime) -> Duration {
         .unwrap_or_default()
 }
 
-fn late(time: SystemTime, now: SystemTime) -> bool {
+/// Returns whether a firing that was due at `time` is late.
+pub(super) fn late(time: SystemTime, now: SystemTime) -> bool {
     left(now, time) > TOLERANCE
 }
 

@@ -1587,6 +1587,21 @@ async fn lost_lock_drops_the_work_and_is_recorded() {
     }
 }
 
+/// While it runs, a firing may wait for its end. Later none schedules it any more.
+#[tokio::test(start_paused = true)]
+async fn firing_that_no_machine_begins_is_overdue() {
+    let fleet = Fleet::new("2027-01-01T01:59:40");
+    let machine = fleet.start(0, fleet.utc_job("0 * * * *"), 90 * MINUTE);
+    until_runs(&fleet, 1).await;
+    let [due, late] = ["2027-01-01T03:01", "2027-01-01T03:01:01"].map(at);
+    assert_eq!(fleet.history().await.overdue(late), None);
+    machine.task.abort();
+    sleep(MINUTE).await;
+    let history = fleet.history().await;
+    assert_eq!(history.overdue(due), None);
+    assert_eq!(history.overdue(late), Some(at("2027-01-01T03:00")));
+}
+
 /// The work decides how it ends, and that end is not repeated. Readers cannot be asked.
 #[tokio::test(start_paused = true)]
 async fn work_learns_that_its_lock_is_asked_for() {
