@@ -171,8 +171,8 @@ pub enum Error {
 
     /// The key holds data of another kind. It was not changed.
     #[error(
-        "the key of {name:?} holds data of another kind ({reason}) and was not changed; use \
-         another name, or delete the key"
+        "the data of {name:?} is of another kind ({reason}) and was not changed; use another name, or \
+         delete the key"
     )]
     #[non_exhaustive]
     WrongKind {

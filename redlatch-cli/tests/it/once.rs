@@ -248,3 +248,23 @@ fn options_that_do_not_fit_are_usage_errors() {
         assert!(finished.stderr.contains(message), "{finished:?}");
     }
 }
+
+/// Another program has a hash under the name of the record.
+#[test]
+fn refusal_names_the_whole_key_of_the_record() {
+    let prefix = unique("prefix:");
+    let key = format!("redlatch_once:{{{prefix}job}}");
+    let () = shared().command(&["HSET", &key, "field", "value"]);
+    let args = [
+        "--prefix",
+        &prefix,
+        "run",
+        "--once-per",
+        "1h",
+        "job",
+        "--",
+        "true",
+    ];
+    let refused = finish(redlatch(shared(), &args)).expect(65);
+    refused.assert_stderr(&format!("the data of {key:?} is of another kind"));
+}

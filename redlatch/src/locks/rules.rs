@@ -35,6 +35,14 @@ pub(crate) const NO_EXPIRY: &str = "it has no time to live";
 pub(crate) const FOREIGN_HASH: &str = "a hash of another kind";
 pub(crate) const READ_WRITE: &str = "a read-write lock";
 
+/// Returns the error for a hash that another program has under the name of a record.
+pub(crate) fn no_record(key: &str) -> Error {
+    Error::WrongKind {
+        name: key.to_owned(),
+        reason: FOREIGN_HASH,
+    }
+}
+
 pub(crate) fn wrong_kind(object: &ObjectKeys, reason: &'static str) -> Error {
     Error::WrongKind {
         name: object.name().to_owned(),

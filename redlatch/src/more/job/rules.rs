@@ -28,8 +28,8 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
-use crate::locks::rules::wrong_kind;
-use crate::name::{JobKeys, ObjectKeys};
+use crate::locks::rules::no_record;
+use crate::name::JobKeys;
 use crate::step::{ScriptReply, Step, args, script};
 
 /// The fields of a record.
@@ -134,7 +134,7 @@ impl<'a> Begin<'a> {
             self.runner,
             self.schedule,
         ];
-        let object = &self.keys.object;
+        let record = &*self.keys.record;
         let lock = self.runner.split('\n').nth(1);
         let lock = lock.filter(|_| !self.run.is_empty());
         Step::new(
@@ -143,9 +143,9 @@ impl<'a> Begin<'a> {
             args,
             move |reply| {
                 let [code, a, b] = reply.array()?;
-                decode(object, [code.integer()?, a.integer()?, b.integer()?])
+                decode(record, [code.integer()?, a.integer()?, b.integer()?])
             },
-            move |keyspace| decode(object, self.apply(keyspace)?),
+            move |keyspace| decode(record, self.apply(keyspace)?),
         )
     }
 
@@ -262,16 +262,13 @@ fn change(keyspace: &mut Keyspace, key: &str, changes: Vec<(String, String)>) ->
     Ok(())
 }
 
-fn decode(object: &ObjectKeys, [code, a, b]: [i64; 3]) -> Result<Begun> {
+fn decode(record: &str, [code, a, b]: [i64; 3]) -> Result<Begun> {
     /// How long a lock without an expiry counts as held, before the store is asked again.
     const UNKNOWN: Duration = Duration::from_secs(30);
     let time = |millis| u64::try_from(millis).map_or(UNKNOWN, Duration::from_millis);
     let number = |number| u32::try_from(number).unwrap_or(u32::MAX);
     Ok(match code {
-        -1 => {
-            let reason = "the key of its runs is a hash of another kind";
-            return Err(wrong_kind(object, reason));
-        }
+        -1 => return Err(no_record(record)),
         0 => Begun::Vacant,
         1 => Begun::New(number(a)),
         3 => Begun::Lasts {

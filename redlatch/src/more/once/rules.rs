@@ -30,8 +30,8 @@ use std::collections::BTreeMap;
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::locks::rules::wrong_kind;
-use crate::name::{ObjectKeys, OnceKeys};
+use crate::locks::rules::no_record;
+use crate::name::OnceKeys;
 use crate::step::{ScriptReply, Step, args, script};
 
 /// The fields of a record.
@@ -82,7 +82,7 @@ pub(super) struct Begin<'a> {
 
 impl<'a> Begin<'a> {
     pub(super) fn step(self) -> Step<'a, Begun> {
-        let object = &self.keys.object;
+        let record = &*self.keys.record;
         let args = args![
             self.run.unwrap_or_default(),
             self.slot,
@@ -93,7 +93,7 @@ impl<'a> Begin<'a> {
             self.replaces.unwrap_or_default(),
         ];
         let decode = |reply| match reply {
-            ScriptReply::Integer(-1) => Err(not_a_record(object)),
+            ScriptReply::Integer(-1) => Err(no_record(record)),
             ScriptReply::Integer(0) => Ok(Begun::Vacant),
             ScriptReply::Integer(attempt) => Ok(Begun::New {
                 attempt: attempt_of(attempt),
@@ -114,7 +114,7 @@ impl<'a> Begin<'a> {
         };
         Step::new(
             script!("../../locks/expire.lua", "begin.lua"),
-            [&*self.keys.record],
+            [record],
             args,
             decode,
             move |keyspace| self.apply(keyspace),
@@ -132,7 +132,7 @@ impl<'a> Begin<'a> {
             let text = |field| found.value.get(field).cloned();
             let began = text("began").and_then(|began| began.parse::<i64>().ok());
             let Some((run, began)) = text("run").zip(began) else {
-                return Err(not_a_record(&keys.object));
+                return Err(no_record(&keys.record));
             };
             let latest = text("attempt").and_then(|attempt| attempt.parse().ok());
             let latest = latest.map_or(1, attempt_of);
@@ -206,8 +206,4 @@ pub(super) fn finish<'a>(keys: &'a OnceKeys, run: &'a str, outcome: &'a str) -> 
 /// Converts the number of a run. Another program may have written any number.
 fn attempt_of(number: i64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-fn not_a_record(object: &ObjectKeys) -> crate::Error {
-    wrong_kind(object, "the key of its runs is a hash of another kind")
 }
