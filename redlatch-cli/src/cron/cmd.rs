@@ -8,6 +8,7 @@
 //! machine, perhaps another attempt, begins its command only after that.
 
 use std::collections::HashMap;
+use std::future::pending;
 use std::io::{self, PipeWriter, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
@@ -20,12 +21,14 @@ use futures_util::future::{Either, select};
 use redlatch::job::{MAX_OUTPUT, Outcome, Overlap, Run};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::crontab::Line;
 use crate::args::InternalCommand;
+use crate::exit;
 use crate::output::stderr::{detail, note, stderr};
 use crate::output::stdout;
 use crate::process::own_processes;
@@ -70,6 +73,7 @@ pub(crate) type Turn = (String, Option<SystemTime>);
 pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcome {
     let (slot, attempt) = (text::utc_time(run.slot()), run.attempt());
     let name = &line.name;
+    let shown = format!("{name}: {slot}, attempt {attempt}");
     let of_slot = (line.options.overlap == Overlap::Allow).then_some(run.slot());
     let turn = (name.clone(), of_slot);
     let (mut working, mut ends) = (commands.working.subscribe(), commands.ends.subscribe());
@@ -89,11 +93,11 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
             asked.await;
             let kill_after = duration::short(commands.kill_after);
             stderr!(
-                "{name}: {slot}, attempt {attempt}: asked to release its lock; ending its command: SIGTERM \
-                 now, SIGKILL after {kill_after}"
+                "{shown}: asked to release its lock; ending its command: SIGTERM now, SIGKILL after \
+                 {kill_after}"
             );
         };
-        match start(&line, &slot, attempt, turn, &commands) {
+        match start(&line, &slot, attempt, turn, shown.clone(), &commands) {
             Ok(process) => {
                 let limit = line.options.timeout;
                 process.until_ended(limit, ends, asked).await
@@ -106,7 +110,7 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
     let outcome = match how {
         Ok(how) => Outcome::success(how),
         Err(how) => {
-            note!("{name}: {slot}, attempt {attempt}: {how}");
+            note!("{shown}: {how}");
             Outcome::failure(how)
         }
     };
@@ -115,12 +119,44 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
 
 /// A process that runs the command.
 struct Process {
-    ended: oneshot::Receiver<io::Result<ExitStatus>>,
+    /// The run in messages.
+    shown: String,
+    /// Completes when it has ended.
+    ended: oneshot::Receiver<()>,
     /// When it is closed, the process ends the command as if the lock were lost. A byte ends it while the
     /// lock is held.
-    lifeline: PipeWriter,
-    /// The end of the output, when all of it is printed.
-    output: JoinHandle<Vec<u8>>,
+    lifeline: Option<PipeWriter>,
+    /// `None`: it has been awaited.
+    end: Option<JoinHandle<End>>,
+}
+
+/// How a process has ended, when all of its output is printed.
+struct End {
+    status: io::Result<ExitStatus>,
+    /// The end of its output.
+    output: Vec<u8>,
+    _turn: BegunTurn,
+}
+
+/// A turn that lasts until this is dropped.
+struct BegunTurn {
+    turn: Turn,
+    working: watch::Sender<Working>,
+}
+
+impl BegunTurn {
+    fn new(turn: Turn, working: watch::Sender<Working>) -> BegunTurn {
+        working.send_if_modified(|working| working.insert(turn.clone(), Instant::now()).is_none());
+        BegunTurn { turn, working }
+    }
+}
+
+impl Drop for BegunTurn {
+    fn drop(&mut self) {
+        let turn = &self.turn;
+        self.working
+            .send_if_modified(|working| working.remove(turn).is_some());
+    }
 }
 
 fn start(
@@ -128,6 +164,7 @@ fn start(
     slot: &str,
     attempt: u32,
     turn: Turn,
+    shown: String,
     commands: &Commands,
 ) -> io::Result<Process> {
     let (input, lifeline) = io::pipe()?;
@@ -144,27 +181,36 @@ fn start(
     command.env("REDLATCH_ATTEMPT", attempt.to_string());
     command.stdin(input).stdout(out.try_clone()?).stderr(out);
     let status = spawn(&mut command)?;
-    let (working, name) = (commands.working.clone(), line.name.clone());
-    working.send_if_modified(|working| working.insert(turn.clone(), Instant::now()).is_none());
+    let turn = BegunTurn::new(turn, commands.working.clone());
     let (report, ended) = oneshot::channel();
+    let name = line.name.clone();
     // A task, because `run` is dropped when the lock is lost. The task also reads what the command
     // prints while it is being ended.
-    let output = tokio::spawn(async move {
+    let end = tokio::spawn(async move {
         let mut kept = Vec::new();
-        match select(pin!(status), pin!(print(output, &name, &mut kept))).await {
+        let status = match select(pin!(status), pin!(print(output, &name, &mut kept))).await {
             Either::Left((status, printing)) => {
-                let _ = report.send(status);
+                let _ = report.send(());
                 let _ = timeout(LAST_OUTPUT, printing).await;
+                status
             }
-            Either::Right(((), status)) => drop(report.send(status.await)),
+            Either::Right(((), status)) => {
+                let status = status.await;
+                let _ = report.send(());
+                status
+            }
+        };
+        End {
+            status,
+            output: kept,
+            _turn: turn,
         }
-        working.send_if_modified(|working| working.remove(&turn).is_some());
-        kept
     });
     Ok(Process {
+        shown,
         ended,
-        lifeline,
-        output,
+        lifeline: Some(lifeline),
+        end: Some(end),
     })
 }
 
@@ -194,39 +240,46 @@ impl Process {
     /// `asked` completes. Returns how it has ended (the error is that of a failure), and the end of its
     /// output.
     async fn until_ended(
-        self,
+        mut self,
         limit: Option<Duration>,
         mut ends: watch::Receiver<bool>,
         asked: impl Future<Output = ()>,
     ) -> io::Result<(Result<String, String>, Vec<u8>)> {
-        let mut ended = self.ended;
-        let mut lifeline = Some(self.lifeline);
         let mut timed_out = pin!(sleep(limit.unwrap_or(Duration::MAX)));
         let (mut asked, mut is_asked) = (pin!(asked), false);
         let mut reason = None;
-        let status = loop {
+        loop {
+            let has_lifeline = self.lifeline.is_some();
             tokio::select! {
                 biased;
-                status = &mut ended => break status.map_err(io::Error::other)??,
-                () = &mut timed_out, if lifeline.is_some() => {
+                // It fails with the task.
+                _ = &mut self.ended => break,
+                () = &mut timed_out, if has_lifeline => {
                     let limit = limit.map(duration::short).unwrap_or_default();
                     reason = Some(format!("timed out after {limit}"));
-                    lifeline = None;
+                    self.lifeline = None;
                 }
-                _ = ends.wait_for(|ends| *ends), if lifeline.is_some() => {
+                _ = ends.wait_for(|ends| *ends), if has_lifeline => {
                     reason = Some(SIGNALED.to_owned());
-                    lifeline = None;
+                    self.lifeline = None;
                 }
                 () = &mut asked, if !is_asked => {
                     is_asked = true;
-                    if let Some(lifeline) = &mut lifeline {
+                    if let Some(lifeline) = &mut self.lifeline {
                         // It fails only if the process has ended.
                         let _ = lifeline.write_all(&[0]);
                     }
                 }
             }
+        }
+        let end = match &mut self.end {
+            Some(end) => end.await,
+            // It is awaited here only.
+            None => pending().await,
         };
-        let output = self.output.await.map_err(io::Error::other)?;
+        self.end = None;
+        let End { status, output, .. } = end.map_err(io::Error::other)?;
+        let status = status?;
         let code = status.code().map(|code| format!("exit code {code}"));
         let ended = || code.unwrap_or_else(|| status.to_string());
         let how = match reason {
@@ -239,6 +292,28 @@ impl Process {
             false => Err(how),
         };
         Ok((how, output))
+    }
+}
+
+impl Drop for Process {
+    /// The lock was lost. This process may have been stopped meanwhile, so the command may have ended by
+    /// itself.
+    fn drop(&mut self) {
+        let (Some(end), Ok(runtime)) = (self.end.take(), Handle::try_current()) else {
+            return;
+        };
+        let shown = std::mem::take(&mut self.shown);
+        runtime.spawn(async move {
+            let Ok(End { status, _turn, .. }) = end.await else {
+                return;
+            };
+            let code = status.ok().and_then(|status| status.code());
+            if let Some(code) = code.filter(|code| *code != i32::from(exit::LOST)) {
+                note!(
+                    "{shown}: its command had ended by itself when the loss was noticed: exit code {code}"
+                );
+            }
+        });
     }
 }
 

@@ -260,9 +260,7 @@ fn run_of_a_dead_machine_is_repeated_elsewhere() {
             machine.signal(Signal::TERM);
             let end = machine.finish();
             assert!(end.code == Some(0) || n == dead, "{:?}", end.code);
-            let is_told = end
-                .stderr
-                .contains("a run was ended because its lock was lost");
+            let is_told = end.stderr.contains("the lock of a run was lost");
             let goes_on = n == dead && signal == Signal::STOP;
             assert_eq!(is_told, goes_on, "{}", end.stderr);
         }
@@ -285,7 +283,7 @@ fn attempt_begins_when_the_one_before_has_ended() {
         finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     }
     until("both losses", || {
-        let lost = "a run was ended because its lock was lost";
+        let lost = "the lock of a run was lost";
         cron.stderr().matches(lost).count() == 2
     });
     cron.signal(Signal::TERM);
@@ -360,7 +358,7 @@ fn command_whose_lock_is_lost_prints_and_cleans_up() {
     let cron = start(shared(), &file, 0);
     cron.until_stdout("begins\n");
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
-    cron.until_stderr("a run was ended because its lock was lost");
+    cron.until_stderr("the lock of a run was lost");
     cron.signal(Signal::TERM);
     let stdout = cron.finish().expect(0).stdout;
     assert!(stdout.ends_with(&format!("{name}: tidy\n")), "{stdout}");
@@ -621,6 +619,28 @@ fn command_cannot_read_the_terminal() {
     until("its end", || state(shared(), &name) == "failed");
     kill_process(pid, Signal::TERM).unwrap();
     shell.until_stdout("ended 0.");
+}
+
+/// The machine is stopped for longer than its lease, and its command ends meanwhile.
+#[test]
+fn command_that_ended_before_the_loss_was_noticed_is_reported() {
+    let (temp_dir, name) = (TempDir::new(), unique("frozen"));
+    let [file, ran, go] = ["crontab", "ran", "go"].map(|name| temp_dir.path(name));
+    let script = format!("echo $PPID >> {ran}; until test -e {go}; do sleep 0.02; done; exit 3");
+    std::fs::write(&file, format!("{} {name} {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    until("a run", || words(&ran).len() == 1);
+    cron.signal(Signal::STOP);
+    std::fs::write(&go, "").unwrap();
+    let process = words(&ran)[0][0].parse().unwrap();
+    until("its end", || is_dead(process));
+    until("the end of its lease", || !is_held(shared(), &name));
+    cron.signal(Signal::CONT);
+    let line = ": its command had ended by itself when the loss was noticed: exit code 3\n";
+    let stderr = cron.until_stderr(line);
+    assert!(stderr.contains("the lock of a run was lost"), "{stderr}");
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
 }
 
 /// At once, although they may last for hours.

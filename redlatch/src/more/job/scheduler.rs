@@ -471,7 +471,7 @@ impl Scheduled {
                 }
                 Err(loss) => {
                     let slot = utc(slot);
-                    tracing::warn!(job, slot, attempt, %loss, "a run was ended because its lock was lost");
+                    tracing::warn!(job, slot, attempt, %loss, "the lock of a run was lost");
                     if attempt <= self.retries {
                         // The machine that repeats the firing records the loss. It may be this one.
                         held.release().await;
