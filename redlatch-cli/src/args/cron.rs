@@ -88,7 +88,8 @@ pub(crate) struct Cron {
 /// crontab any more. With NAME, prints a line for each of the last 20 runs,
 /// the latest first, and the output of the latest. Times are UTC.
 ///
-/// A run is running, ok, failed, or lost: its machine has died.
+/// A run is running, ok, failed, or lost: its machine has died. The process in BY is `redlatch cron`,
+/// not the command.
 ///
 /// With --json, prints one object per line: name, schedule, tz, next, overdue (the time that has
 /// passed; then next is null), last_slot, skipped, and runs, each with slot, attempt, state, host, by, began, took_ms, outcome and output.
