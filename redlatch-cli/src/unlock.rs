@@ -49,7 +49,9 @@ async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure
     if let Some(permit) = unlock.permit {
         return ask_for_permit(client, name, permit, unlock).await;
     }
-    match client.inspect(name).await? {
+    let state = client.inspect(name).await?;
+    let holder = state.iter().flat_map(ObjectState::holders).next();
+    match &state {
         Some(
             ObjectState::ReadWriteLock { writer: None, .. }
             | ObjectState::FairReadWriteLock { writer: None, .. },
@@ -57,13 +59,15 @@ async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure
             "{name}: readers cannot be asked: others would take their place"
         ))),
         Some(ObjectState::ReadWriteLock { .. }) => {
-            ask_holder(&client.read_write_lock(name).write(), unlock).await
+            ask_holder(&client.read_write_lock(name).write(), holder, unlock).await
         }
         Some(ObjectState::FairReadWriteLock { .. }) => {
-            ask_holder(&client.fair_read_write_lock(name).write(), unlock).await
+            ask_holder(&client.fair_read_write_lock(name).write(), holder, unlock).await
         }
         // Locks of the other kinds have the same data.
-        Some(ObjectState::Lock { .. }) | None => ask_holder(&client.lock(name), unlock).await,
+        Some(ObjectState::Lock { .. }) | None => {
+            ask_holder(&client.lock(name), holder, unlock).await
+        }
         Some(ObjectState::ExpirableSemaphore { .. }) => Err(Failure::wrong_kind(format!(
             "{name}: a semaphore has several holders; name a permit with --permit (`redlatch show` \
              lists them)"
@@ -118,7 +122,12 @@ async fn report(name: &str, released: bool, wait: Duration) -> Result<u8, Failur
     Ok(exit::NOT_RELEASED)
 }
 
-async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8, Failure> {
+/// Asks the holder. `known`: what was known about it before.
+async fn ask_holder<K: Revocable>(
+    lock: &Lock<K>,
+    known: Option<&Holder>,
+    unlock: &Unlock,
+) -> Result<u8, Failure> {
     let shown = lock.name();
     let asked = match unlock.revoke {
         Some(limit) => lock.revoke(limit).await?,
@@ -128,7 +137,10 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
         return stdout::lines([format!("{shown}: was not locked")]).await;
     };
     let limit = limit(unlock);
-    let written = stdout::lines([format!("{shown}: asked {owner}{limit}")]).await?;
+    // Another owner may have acquired it since.
+    let known = known.filter(|holder| holder.owner == owner);
+    let asked = text::owner(&owner, known.and_then(|holder| holder.registered.as_ref()));
+    let written = stdout::lines([format!("{shown}: asked {asked}{limit}")]).await?;
     if owner.as_str().starts_with("ticket-") {
         warning!(
             "{shown}: it is a ticket, which no process holds now; none can adopt it any more, and `redlatch unlock` with the ticket releases it"

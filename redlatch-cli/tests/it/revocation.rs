@@ -47,6 +47,29 @@ fn asked_run_ends_cmd_and_releases() {
     }
 }
 
+/// As in `redlatch why`.
+#[test]
+fn holder_that_is_asked_is_named() {
+    let name = unique("named");
+    let script = format!("trap 'exit 3' TERM; echo $$; {IDLE_SCRIPT}");
+    let holder = hold_with(shared(), &["--label", "report"], &name, &script);
+    let owner = format!("report@{} (pid {}) since ", host(), holder.pid());
+    until("it is registered", || {
+        let why = finish(redlatch(shared(), &["why", &name])).expect(0);
+        why.stdout.contains(&owner)
+    });
+    let asked = finish(redlatch(shared(), &["unlock", "--ask", &name])).expect(0);
+    let line = format!("{name}: asked {owner}");
+    assert!(asked.stdout.starts_with(&line), "{asked:#?}");
+    holder.finish().expect(3);
+}
+
+/// The name of this machine.
+fn host() -> String {
+    let system = rustix::system::uname();
+    system.nodename().to_string_lossy().into_owned()
+}
+
 /// A CMD that ignores SIGTERM is killed after the same time as at a loss, and the lock is held until then.
 #[test]
 fn asked_cmd_that_ignores_sigterm_is_killed() {
