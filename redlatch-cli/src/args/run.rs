@@ -61,7 +61,7 @@ use crate::exit::NOT_ACQUIRED;
 /// Each run is a separate owner: a CMD that runs redlatch again for the same NAME waits for itself.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "redlatch run [OPTIONS] <NAME>... -- <CMD>...",
+    override_usage = "redlatch run [OPTIONS] <NAME>... -- <CMD>...\n       redlatch run [OPTIONS] --ticket <TICKET> -- <CMD>...",
     after_help = RUN_EXAMPLES,
     after_long_help = format!("{RUN_EXAMPLES}\n\n{RUN_CODES}")
 )]

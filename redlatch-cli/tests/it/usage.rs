@@ -12,6 +12,14 @@ fn run_without_store(args: &[&str]) -> Finished {
 }
 
 #[test]
+fn both_usages_of_run_are_shown() {
+    let help = run_without_store(&["run", "--help"]).expect(0).stdout;
+    let usage = "Usage: redlatch run [OPTIONS] <NAME>... -- <CMD>...
+       redlatch run [OPTIONS] --ticket <TICKET> -- <CMD>...\n";
+    assert!(help.contains(usage), "{help}");
+}
+
+#[test]
 fn wrong_options_of_run_are_rejected() {
     let long = "x".repeat(600);
     for (args, message) in [
