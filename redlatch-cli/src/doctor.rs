@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redlatch::{Client, Error, MultiLock, ReplicaSync, ServerReport};
+use redlatch::{Client, Error, MultiLock, ReplicaSync, SentinelReport, ServerReport};
 use serde::Serialize;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -131,7 +131,10 @@ async fn check(
     for server in &servers {
         checks.extend(server_checks(server));
     }
-    checks.push(replicas(store_args, &servers, sync).await);
+    let sentinel_reports = one.sentinel_reports().await.unwrap_or_default();
+    checks.extend(sentinels(&sentinel_reports));
+    let has_sentinels = !sentinel_reports.is_empty();
+    checks.push(replicas(store_args, &servers, sync, has_sentinels).await);
     flush(clients).await;
     let report = Report {
         store: store::shown_url(store_args)?,
@@ -532,9 +535,61 @@ fn field<'a>(info: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> 
     info.get(name).map(String::as_str)
 }
 
-/// Checks that as many replicas confirm an acquisition as `sync` requires.
-async fn replicas(store_args: &StoreArgs, servers: &[ServerReport], sync: ReplicaSync) -> Row {
+/// Checks that all sentinels, if there are any, answer and name the same master.
+fn sentinels(reports: &[SentinelReport]) -> Option<Row> {
+    let named = reports
+        .iter()
+        .filter_map(|it| it.master.as_ref().ok()?.as_deref());
+    let votes = |master: &str| named.clone().filter(|other| *other == master).count();
+    let master = named.clone().max_by_key(|master| votes(master))?;
+    let differs = reports.iter().filter_map(
+        |SentinelReport {
+             address,
+             master: theirs,
+         }| match theirs {
+            Ok(Some(theirs)) if theirs == master => None,
+            Ok(Some(other)) => Some(format!("{address} names {other}")),
+            Ok(None) => Some(format!("{address} knows no master of this name")),
+            // It begins with the address.
+            Err(Error::Unavailable { reason, .. }) if reason.starts_with(&**address) => {
+                Some(reason.clone())
+            }
+            Err(error) => Some(format!("{address}: {error}")),
+        },
+    );
+    let differs: Vec<String> = differs.collect();
+    let (agreeing, all) = (reports.len() - differs.len(), reports.len());
+    let detail = format!("{agreeing} of {all} answer and agree on master {master}");
+    let check = "sentinels";
+    Some(match differs.is_empty() {
+        true => Row::new(check, State::Ok, detail),
+        false => {
+            let detail = format!("{detail}; {}", differs.join("; "));
+            Row::new(check, State::Degraded, detail).change(
+                "repair these sentinels, or correct the URL: a failover, and a client that follows it, need most of them",
+            )
+        }
+    })
+}
+
+/// Checks that as many replicas confirm an acquisition as `sync` requires, and that sentinels have a replica to promote.
+async fn replicas(
+    store_args: &StoreArgs,
+    servers: &[ServerReport],
+    sync: ReplicaSync,
+    has_sentinels: bool,
+) -> Row {
     let check = "replicas";
+    if has_sentinels
+        && servers
+            .iter()
+            .any(|server| matches!(server.replicas, Ok(0)))
+    {
+        let detail =
+            "the master has no connected replica: a failover is impossible, or loses locks";
+        let row = Row::new(check, State::Degraded, detail);
+        return row.change("connect a replica; with --replicas 1, no lock is acquired without one");
+    }
     if sync == ReplicaSync::Off || servers.is_empty() {
         return Row::new(check, State::Note, "not checked");
     }

@@ -44,7 +44,7 @@ use crate::store::redis::options::Pem;
 #[cfg(feature = "redis")]
 use crate::store::redis::redis_client::url_of;
 use crate::store::redis::{AddressMap, EMBEDDED, Redis};
-use crate::store::{Credentials, Provider, ReplicaSync, ServerReport, Store};
+use crate::store::{Credentials, Provider, ReplicaSync, SentinelReport, ServerReport, Store};
 use crate::wait::{ChannelMap, WaitQueues};
 
 /// A connection to a store, and the identity that holds locks there.
@@ -377,6 +377,12 @@ impl Client {
     #[doc(hidden)]
     pub async fn server_reports(&self) -> Result<Vec<ServerReport>> {
         self.session.store.server_reports().await
+    }
+
+    /// Returns what each sentinel says, if there are any. For the `redlatch` command, not part of the public interface.
+    #[doc(hidden)]
+    pub async fn sentinel_reports(&self) -> Result<Vec<SentinelReport>> {
+        self.session.store.sentinel_reports().await
     }
 
     /// Waits for an answer of the store, in a cluster of each master, at most for the

@@ -76,7 +76,7 @@ pub use store::embedded::Embedded;
 pub use store::{Credentials, ReplicaSync};
 /// For the command.
 #[doc(hidden)]
-pub use store::{PublicUrl, ServerReport};
+pub use store::{PublicUrl, SentinelReport, ServerReport};
 
 /// The kinds of lock, the parameter of [`Lock`]. Programs need them to write code for every kind:
 /// [`LockKind`](kind::LockKind). To name a guard, use the handle, as in `Guard<WriteLock>`.

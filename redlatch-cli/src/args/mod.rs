@@ -143,8 +143,8 @@ impl InternalCommand {
 /// Check what works on the store, and what to change.
 ///
 /// Uses the main features as a program would, by two clients on names of its own that begin with
-/// `redlatch-doctor:`, and asks the servers for their settings. It takes some seconds, and deletes
-/// what it made, also after a signal that ends it.
+/// `redlatch-doctor:`, and asks the servers for their settings, and the sentinels for the master. It
+/// takes some seconds, and deletes what it made, also after a signal that ends it.
 ///
 /// Each line has a state: ok; note, a limit to know about; degraded, works less well; failed. A
 /// line that begins with change: says what to do about it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch_testkit::{Proxy, Server, shared_cluster};
+use redlatch_testkit::{Proxy, SentinelPlan, Sentinels, Server, fake_sentinel, shared_cluster};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -89,6 +89,63 @@ fn replicas_confirm_acquisitions() {
     let (state, line) = check(&doctor(&master, &[]).expect(1), "replicas");
     assert_eq!(state, "degraded", "{line}");
     assert!(line.contains("wait"), "{line}");
+}
+
+/// A failover needs most sentinels, and a replica.
+#[test]
+fn sentinels_and_replicas_that_are_missing_are_named() {
+    let mut servers = Sentinels::start_with(SentinelPlan {
+        replicas: 1,
+        sentinels: 4,
+        quorum: 3,
+        ..SentinelPlan::default()
+    });
+    let doctor = |url: &str| {
+        let mut command = clean_command(&["doctor"]);
+        command.env("REDLATCH_URL", url);
+        finish(command)
+    };
+    let master = format!("master 127.0.0.1:{}", servers.servers()[0].port());
+    let report = doctor(&servers.url()).expect(0);
+    let (state, line) = check(&report, "sentinels");
+    assert_eq!(state, "ok", "{line}");
+    assert!(
+        line.ends_with(&format!("4 of 4 answer and agree on {master}")),
+        "{line}"
+    );
+    assert_eq!(check(&report, "replicas").0, "ok");
+
+    let ports: Vec<u16> = servers.sentinels().iter().map(Server::port).collect();
+    servers.kill_sentinel(0);
+    let secret = ["ACL", "SETUSER", "default", "resetpass", ">secret"];
+    let _: () = servers.sentinels()[1].command(&secret);
+    let liar = fake_sentinel(1);
+    let other = format!("127.0.0.1:{liar}/mymaster");
+    let with_liar = servers.url().replace("/mymaster", &format!(",{other}"));
+    let report = doctor(&with_liar).expect(1);
+    let (state, line) = check(&report, "sentinels");
+    assert_eq!(state, "degraded", "{line}");
+    for expected in [
+        format!("2 of 5 answer and agree on {master}; "),
+        format!("127.0.0.1:{}: ", ports[0]),
+        format!("127.0.0.1:{}: ", ports[1]),
+        format!("127.0.0.1:{liar} names 127.0.0.1:1"),
+    ] {
+        assert!(line.contains(&expected), "{expected} is not in {line}");
+    }
+    for port in &ports[2..] {
+        assert!(!line.contains(&port.to_string()), "{line}");
+    }
+    assert_eq!(check(&report, "replicas").0, "ok");
+
+    servers.kill(1);
+    until("the replica is gone", || {
+        servers.servers()[0].replicas_in_sync() == 0
+    });
+    let report = doctor(&servers.url()).expect(1);
+    let (state, line) = check(&report, "replicas");
+    assert_eq!(state, "degraded", "{line}");
+    assert!(report.stdout.contains("--replicas 1"), "{report:#?}");
 }
 
 #[test]

@@ -16,6 +16,7 @@ const ONLY_ASYNC: &[(&str, &str)] = &[
     ("Client", "job"),
     ("Client", "jobs"),
     // For the command.
+    ("Client", "sentinel_reports"),
     ("Client", "server_reports"),
     ("Guard", "run"),
     ("Guard", "run_until_asked"),

@@ -12,7 +12,7 @@ pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
 use self::redis::{CommandRequest, Topology};
-pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
+pub use self::redis::{Credentials, PublicUrl, ReplicaSync, SentinelReport, ServerReport};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
 pub(crate) use self::subscriber::{SharedSubscriber, Subscriber};
@@ -271,6 +271,14 @@ impl Store {
     pub(crate) async fn server_reports(&self) -> Result<Vec<ServerReport>> {
         match self {
             Store::Redis(redis) => redis.server_reports().await,
+            Store::Embedded(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns what the sentinels say, if there are any.
+    pub(crate) async fn sentinel_reports(&self) -> Result<Vec<SentinelReport>> {
+        match self {
+            Store::Redis(redis) => redis.sentinel_reports().await,
             Store::Embedded(_) => Ok(Vec::new()),
         }
     }

@@ -46,7 +46,7 @@ use self::node::{Node, NodeSettings};
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
-pub use self::server_report::ServerReport;
+pub use self::server_report::{SentinelReport, ServerReport};
 pub(super) use self::slot::slot;
 pub(super) use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;

@@ -49,9 +49,10 @@ use super::master_view::REFRESH_INTERVAL;
 use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
 use super::pubsub::{SubscriptionMode, text_field};
 use super::refresh_task::{MIN_QUERY_TIME, RefreshTask, no_answer_within};
+use super::server_report::SentinelReport;
 use super::wire::Cmd;
 use crate::error::Error;
-use crate::join::{Boxed, join_until};
+use crate::join::{Boxed, join_all, join_until};
 use crate::step::{ScriptReply, unexpected_reply};
 use crate::store::{SharedSubscriber, Subscriber};
 use crate::sync::Mutex;
@@ -147,16 +148,8 @@ impl Sentinels {
     /// or failed.
     async fn query(&self) -> Vec<Option<SentinelAnswer<'_>>> {
         let queries = self.sentinels.iter().map(|(at, connection)| async move {
-            let query = self.query_sentinel(at, connection);
-            let live = connection.live();
-            match timeout(QUERY_TIMEOUT, query).await {
-                Ok(answer) => answer.map_err(|failure| (at, failure)),
-                Err(_) => {
-                    // The network may have lost it without telling: another one may work.
-                    live.inspect(|live| connection.discard(live));
-                    Err((at, no_answer_within(QUERY_TIMEOUT, connection)))
-                }
-            }
+            let answer = self.query_in_time(at, connection).await;
+            answer.map_err(|failure| (at, failure))
         });
         let enough = |answers: &[Option<SentinelAnswer<'_>>]| {
             let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
@@ -197,6 +190,36 @@ impl Sentinels {
         }
         reasons.dedup();
         ExchangeError::not_executed(reasons.join("; "))
+    }
+
+    /// Queries all sentinels, and waits for each of them.
+    pub(super) async fn reports(&self) -> Vec<SentinelReport> {
+        let queries = self.sentinels.iter().map(|(at, connection)| async move {
+            let answer = self.query_in_time(at, connection).await;
+            SentinelReport {
+                address: at.to_string(),
+                master: answer
+                    .map(|reply| Some(reply?.endpoint.to_string()))
+                    .map_err(ExchangeError::into_error),
+            }
+        });
+        join_all(queries).await
+    }
+
+    /// Queries one sentinel, within its time limit.
+    async fn query_in_time(
+        &self,
+        at: &Endpoint,
+        connection: &Arc<ReconnectingConnection>,
+    ) -> Result<Option<SentinelReply>, ExchangeError> {
+        let query = self.query_sentinel(at, connection);
+        let live = connection.live();
+        let answer = timeout(QUERY_TIMEOUT, query).await;
+        answer.unwrap_or_else(|_| {
+            // The network may have lost it without telling: another one may work.
+            live.inspect(|live| connection.discard(live));
+            Err(no_answer_within(QUERY_TIMEOUT, connection))
+        })
     }
 
     /// Queries one sentinel. `None`: it does not know that master.

@@ -34,7 +34,22 @@ pub struct ServerReport {
     pub replicas: Result<usize>,
 }
 
+/// What one sentinel says. For the `redlatch` command, not part of the public interface.
+#[derive(Debug, Clone)]
+pub struct SentinelReport {
+    /// Host and port.
+    pub address: String,
+    /// The master that it names; `None` if it knows none with that name.
+    pub master: Result<Option<String>>,
+}
+
 impl Redis {
+    /// Asks each sentinel, if there are any, which master it names.
+    pub(crate) async fn sentinel_reports(&self) -> Result<Vec<SentinelReport>> {
+        self.topology.check_callable()?;
+        Ok(self.topology.sentinel_reports().await)
+    }
+
     /// Asks each node that serves keys what it says about itself.
     pub(crate) async fn server_reports(&self) -> Result<Vec<ServerReport>> {
         let nodes = self.masters().await?;

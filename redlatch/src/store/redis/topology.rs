@@ -20,6 +20,7 @@ use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::options::ReplicaSync;
 use super::sentinel::Sentinels;
+use super::server_report::SentinelReport;
 use super::slot::slot;
 use super::url::Deployment;
 use crate::environment::{Creator, check_sockets};
@@ -275,6 +276,14 @@ impl Topology {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => vec![node.clone()],
             Form::Cluster(cluster) => cluster.known_masters(),
+        }
+    }
+
+    /// Asks each sentinel, if there are any, which master it names.
+    pub(super) async fn sentinel_reports(&self) -> Vec<SentinelReport> {
+        match &self.form {
+            Form::Sentinel(_, sentinels) => sentinels.reports().await,
+            Form::Single(_) | Form::Cluster(_) => Vec::new(),
         }
     }
 
