@@ -505,6 +505,13 @@ fn server_checks(server: &ServerReport) -> Vec<Row> {
         let detail = "the server may lose locks when it restarts (appendonly no)";
         rows.push(Row::new(at("restarts of"), State::Note, detail));
     }
+    if let Some([commands, keys]) = &server.default_user
+        && !(commands.starts_with("+@all") && keys == "~*")
+    {
+        let detail = "a restart loses locks: the server reads its append-only file as the default user, whose rights are too few";
+        let row = Row::new(at("restarts of"), State::Degraded, detail);
+        rows.push(row.change("user default off resetpass ~* &* +@all (docs/security.md)"));
+    }
     match server.clock_ahead_millis {
         Ok(ahead) if ahead.unsigned_abs() > CLOCK_DISTANCE_MILLIS => {
             let direction = if ahead > 0 { "ahead of" } else { "behind" };

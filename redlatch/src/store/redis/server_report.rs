@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use super::Redis;
 use super::exchange_error::ExchangeError;
 use super::node::Node;
+use super::pubsub::text_field;
 use super::replicas::replicas_in;
 use super::run_id_tracker::info_fields;
 use crate::error::{Error, Result};
@@ -32,6 +33,8 @@ pub struct ServerReport {
     pub clock_ahead_millis: Result<i64>,
     /// Number of connected replicas.
     pub replicas: Result<usize>,
+    /// The commands and the keys of the default user, as ACL rules, if the server has an append-only file and tells.
+    pub default_user: Option<[String; 2]>,
 }
 
 /// What one sentinel says. For the `redlatch` command, not part of the public interface.
@@ -91,21 +94,37 @@ impl Redis {
             round_trip = round_trip.min(begun.elapsed());
         }
         let info = self.ask(node, &["INFO"]).await;
+        let info: Result<BTreeMap<_, _>> = info.and_then(|info| match info.as_text() {
+            Some(text) => {
+                let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+                Ok(info_fields(text).map(owned).collect())
+            }
+            None => Err(unexpected_reply(&info)),
+        });
+        let has_aof = |info: &BTreeMap<_, _>| info.get("aof_enabled").is_some_and(|on| on == "1");
+        let default_user = match &info {
+            Ok(info) if has_aof(info) => self.default_user(node).await.ok().flatten(),
+            _ => None,
+        };
         let role = self.ask(node, &["ROLE"]).await;
         let time = self.ask(node, &["TIME"]).await;
         Ok(ServerReport {
             address: node.commands.address().unwrap_or_default(),
             round_trip,
-            info: info.and_then(|info| match info.as_text() {
-                Some(text) => {
-                    let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-                    Ok(info_fields(text).map(owned).collect())
-                }
-                None => Err(unexpected_reply(&info)),
-            }),
+            info,
             clock_ahead_millis: time.and_then(|time| clock_ahead(&time, round_trip)),
             replicas: role.and_then(|role| replicas_in(&role).map_err(ExchangeError::into_error)),
+            default_user,
         })
+    }
+
+    /// Asks a server for the rules of its default user, which servers before Redis 7 return in another form.
+    async fn default_user(&self, node: &Arc<Node>) -> Result<Option<[String; 2]>> {
+        let user = self.ask(node, &["ACL", "GETUSER", "default"]).await?;
+        let rules = |name| text_field(&user, name).map(str::to_owned);
+        Ok(rules("commands")
+            .zip(rules("keys"))
+            .map(<[String; 2]>::from))
     }
 }
 

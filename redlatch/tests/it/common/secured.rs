@@ -27,6 +27,12 @@ pub(crate) struct Rules {
     pub(crate) sentinel: &'static str,
     /// Rules of a read-only operator.
     pub(crate) operator: &'static str,
+    /// Rules of a default user that is off.
+    pub(crate) default_user: &'static str,
+    /// Rules of replicas at their master.
+    pub(crate) replica_user: &'static str,
+    /// Rules of sentinels at the servers.
+    pub(crate) sentinel_user: &'static str,
 }
 
 pub(crate) fn rules() -> Rules {
@@ -37,7 +43,17 @@ pub(crate) fn rules() -> Rules {
     });
     let rules = rules.map(|rule| rule.strip_prefix("user ").unwrap_or(rule));
     let rules: Vec<&str> = rules.collect();
-    let [app, tagged, reports, cluster, sentinel, operator] = rules.try_into().expect("all rules");
+    let [
+        app,
+        tagged,
+        reports,
+        cluster,
+        sentinel,
+        operator,
+        default_user,
+        replica_user,
+        sentinel_user,
+    ] = rules.try_into().expect("all rules");
     Rules {
         app,
         tagged,
@@ -45,6 +61,9 @@ pub(crate) fn rules() -> Rules {
         cluster,
         sentinel,
         operator,
+        default_user,
+        replica_user,
+        sentinel_user,
     }
 }
 

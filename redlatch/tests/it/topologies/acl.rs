@@ -408,12 +408,25 @@ async fn documented_rules_are_sufficient_in_cluster() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn documented_rules_are_sufficient_with_sentinels() {
-    let Rules { app, sentinel, .. } = rules();
+    let Rules {
+        app,
+        sentinel,
+        replica_user,
+        sentinel_user,
+        ..
+    } = rules();
     let rules = format!("{app} +wait");
-    let line = format!("user {sentinel}");
+    let users = [&rules, replica_user, sentinel_user].map(user).concat();
+    let (replica, password) = login(replica_user);
+    let as_replica = ["--masteruser", replica, "--masterauth", password];
+    let (name, password) = login(sentinel_user);
     let servers = Sentinels::start_with(SentinelPlan {
-        server_args: &user(&rules),
-        sentinel_lines: &[&line],
+        server_args: &[&users[..], &as_replica].concat(),
+        sentinel_lines: &[
+            &format!("user {sentinel}"),
+            &format!("sentinel auth-user mymaster {name}"),
+            &format!("sentinel auth-pass mymaster {password}"),
+        ],
         tls: BOTH_WAYS,
         ..SentinelPlan::default()
     });
@@ -426,9 +439,47 @@ async fn documented_rules_are_sufficient_with_sentinels() {
     let client = retry_transient(|| settings().connect(&url)).await;
     let other = retry_transient(|| settings().connect(&url)).await;
     everything(&client, &other).await;
+    servers.fail_over();
+    servers.await_healthy();
     for server in servers.servers().iter().chain(servers.sentinels()) {
         assert_eq!(denied(server), [""; 0]);
     }
+    let clients: String = servers.command(servers.master(), &["CLIENT", "LIST"]);
+    for user in [replica, name] {
+        assert!(clients.contains(&format!(" user={user} ")), "{clients}");
+    }
+}
+
+/// The server reads its append-only file as the default user.
+#[tokio::test]
+async fn restart_keeps_tokens_under_documented_rules() {
+    let Rules {
+        app, default_user, ..
+    } = rules();
+    let mut server = Server::start_durable_with(&[app, default_user].map(user).concat());
+    let (name, password) = login(app);
+    let settings = || patient(Client::builder()).prefix(PREFIX);
+    let settings = || settings().username(name).password(password);
+    let client = connect(settings(), &server.url()).await;
+    let lock = client.fenced_lock(&unique("kept"));
+    free(held(&lock).await).await;
+    let guard = held(&lock).await;
+    assert_eq!(guard.token(), 2);
+    let url = server.url();
+    server.kill();
+    server.restart();
+    let other = connect(settings(), &url).await;
+    let kept = other.inspect(lock.name()).await.unwrap();
+    assert_matches!(
+        kept,
+        Some(ObjectState::Lock {
+            holder: Some(_),
+            token: Some(2),
+            ..
+        })
+    );
+    free(guard).await;
+    assert_eq!(held(&other.fenced_lock(lock.name())).await.token(), 3);
 }
 
 /// The server refuses a whole script with steps of many callers because of the key of one.
