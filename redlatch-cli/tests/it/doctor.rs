@@ -1,5 +1,6 @@
 //! Tests of `redlatch doctor`: what works on a server, and what to change.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use redlatch_testkit::{Proxy, SentinelPlan, Sentinels, Server, fake_sentinel, shared_cluster};
@@ -257,6 +258,10 @@ fn documented_rights_are_enough_and_a_cluster_works() {
     assert!(!report.stdout.lines().any(failed), "{report:#?}");
     assert!(!report.stdout.contains("restarts of"), "{report:#?}");
     report.expect(1);
+    let denied: Vec<HashMap<String, String>> = server.command(&["ACL", "LOG"]);
+    let denied: HashSet<&str> = denied.iter().map(|entry| &*entry["object"]).collect();
+    assert!(denied.contains("acl|getuser"), "{denied:?}");
+    assert!(!denied.contains("ping"), "{denied:?}");
 
     let mut command = clean_command(&["doctor"]);
     command.env("REDLATCH_URL", shared_cluster().url());

@@ -73,26 +73,32 @@ impl Redis {
         answered.unwrap_or(Err(Error::ResponseTimeout { after: limit }))
     }
 
-    /// Waits for an answer, which may be a refusal: what users may call differs.
     async fn ping_node(&self, node: &Arc<Node>) -> Result<()> {
-        match self.ask(node, &["PING"]).await {
+        self.answer(node, "PING").await.map(drop)
+    }
+
+    /// Waits for an answer, which may be a refusal: what users may call differs.
+    async fn answer(&self, node: &Arc<Node>, command: &str) -> Result<Result<ScriptReply>> {
+        match self.ask(node, &[command]).await {
             // Not of the handshake.
-            Err(Error::NotPermitted { .. } | Error::Refused { .. })
+            Err(refusal @ (Error::NotPermitted { .. } | Error::Refused { .. }))
                 if node.commands.is_connected() =>
             {
-                Ok(())
+                Ok(Err(refusal))
             }
-            answer => answer.map(drop),
+            answer => answer.map(Ok),
         }
     }
 
     async fn server_report(&self, node: &Arc<Node>) -> Result<ServerReport> {
-        let mut round_trip = Duration::MAX;
-        for _ in 0..ROUND_TRIPS {
-            let begun = Instant::now();
-            self.ping_node(node).await?;
-            round_trip = round_trip.min(begun.elapsed());
+        let mut fastest = self.time(node).await?;
+        for _ in 1..ROUND_TRIPS {
+            let next = self.time(node).await?;
+            if next.0 < fastest.0 {
+                fastest = next;
+            }
         }
+        let (round_trip, clock_ahead_millis) = fastest;
         let info = self.ask(node, &["INFO"]).await;
         let info: Result<BTreeMap<_, _>> = info.and_then(|info| match info.as_text() {
             Some(text) => {
@@ -107,15 +113,24 @@ impl Redis {
             _ => None,
         };
         let role = self.ask(node, &["ROLE"]).await;
-        let time = self.ask(node, &["TIME"]).await;
         Ok(ServerReport {
             address: node.commands.address().unwrap_or_default(),
             round_trip,
             info,
-            clock_ahead_millis: time.and_then(|time| clock_ahead(&time, round_trip)),
+            clock_ahead_millis,
             replicas: role.and_then(|role| replicas_in(&role).map_err(ExchangeError::into_error)),
             default_user,
         })
+    }
+
+    /// Asks a server for its time. Returns the duration of the round trip, and how far its clock is ahead.
+    async fn time(&self, node: &Arc<Node>) -> Result<(Duration, Result<i64>)> {
+        let begun = Instant::now();
+        // The documented users may not call PING.
+        let time = self.answer(node, "TIME").await?;
+        let round_trip = begun.elapsed();
+        let ahead = time.and_then(|time| clock_ahead(&time, round_trip));
+        Ok((round_trip, ahead))
     }
 
     /// Asks a server for the rules of its default user, which servers before Redis 7 return in another form.
