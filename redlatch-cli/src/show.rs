@@ -127,8 +127,12 @@ pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> Vec<String> {
     table(&[Object::new(name.to_owned(), state.clone())], false)
 }
 
-/// Returns a line for each holder and waiter that is in the registry.
+/// Returns a line for each holder and waiter that is in the registry, and why the holders of permits are unknown.
 fn sentences(state: &ObjectState) -> Vec<String> {
+    if let ObjectState::Counter { .. } = state {
+        let unknown = "holders of permits without a lease are unknown: the store has only the number of free permits";
+        return vec![unknown.to_owned()];
+    }
     let holders = state.holders().into_iter();
     let holders = holders.filter(|holder| holder.registered.is_some());
     let holders = holders.map(|holder| format!("held by {}", text::holder(holder)));
@@ -250,9 +254,10 @@ impl Object {
             };
         let mut rows = Vec::new();
         if let Some(value) = self.value {
+            let number = text::number(value);
             let owner = match self.held {
-                true => format!("(held: {value} left)"),
-                false => format!("({value} left)"),
+                true => format!("(held: {number})"),
+                false => format!("({number})"),
             };
             let remaining = self
                 .remaining_ms
@@ -261,8 +266,8 @@ impl Object {
             rows.push(row(owner, None, remaining, &None));
         } else if let (Some(available), Some(total)) = (self.available, self.total) {
             let owner = match self.held {
-                true => format!("(held: {available} of {total} left)"),
-                false => format!("({available} of {total} left)"),
+                true => format!("(held: {available} of {total} permits free)"),
+                false => format!("({available} of {total} permits free)"),
             };
             rows.push(row(owner, None, "-".into(), &None));
         } else if self.holders.is_empty() {

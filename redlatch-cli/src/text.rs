@@ -31,6 +31,14 @@ pub(crate) fn client(entry: &RegistryEntry) -> String {
     format!("{} since {since}{note}", entry.client)
 }
 
+/// Describes the number of a semaphore or latch. A latch at zero does not exist.
+pub(crate) fn number(value: i64) -> String {
+    match value {
+        ..=0 => "no permit free".to_owned(),
+        value => format!("{} free, or latch at {value}", counted(value, "permit")),
+    }
+}
+
 /// Returns the note of an owner as the end of its description.
 pub(crate) fn note(note: Option<&str>) -> String {
     note.map_or(String::new(), |note| format!(", \"{note}\""))

@@ -11,6 +11,7 @@ use crate::output::{stdout, timestamp};
 use crate::process::signals::Signals;
 use crate::store;
 use crate::store::args::StoreArgs;
+use crate::text;
 
 /// An event in JSON. The first two fields are present for every event, the others where they apply.
 #[derive(Debug, Default, Serialize)]
@@ -154,7 +155,7 @@ impl Line {
             (Some(owner), None) => owner.clone(),
             (None, _) => match (&self.permit, self.value) {
                 (Some(permit), _) => format!("permit {permit}"),
-                (None, Some(value)) => format!("({value} left)"),
+                (None, Some(value)) => format!("({})", text::number(value)),
                 (None, None) => "-".into(),
             },
         };

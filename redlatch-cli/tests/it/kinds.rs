@@ -292,17 +292,21 @@ fn semaphore_without_a_free_permit_shows_as_held() {
     let first = hold(shared(), &["--permits", "2"], &name);
     assert_eq!(object(&name)["held"], false);
     assert_eq!(object(&name)["total"], 2);
-    assert!(shown_in_table().contains("(1 of 2 left)"));
+    assert!(shown_in_table().contains("(1 of 2 permits free)"));
     let second = hold(shared(), &["--permits", "2"], &name);
     assert_eq!(object(&name)["held"], true);
     assert_eq!(object(&name)["total"], 2);
-    assert!(shown_in_table().contains("(held: 0 of 2 left)"));
+    assert!(shown_in_table().contains("(held: 0 of 2 permits free)"));
     first.release();
     second.release();
+    until("both are free", || object(&name)["value"] == 2);
+    let shown = shown_in_table();
+    assert!(shown.contains("(2 permits free, or latch at 2)"), "{shown}");
+    assert!(shown.contains("without a lease are unknown"), "{shown}");
 
     let () = shared().command(&["SET", &name, "0"]);
     assert_eq!(object(&name)["held"], true);
-    assert!(shown_in_table().contains("(held: 0 left)"));
+    assert!(shown_in_table().contains("(held: no permit free)"));
 }
 
 #[test]
