@@ -20,6 +20,9 @@ use crate::{duration, store, text};
 pub(crate) struct Object {
     name: String,
     kind: Option<String>,
+    /// For people.
+    #[serde(skip)]
+    shown_kind: Option<String>,
     held: bool,
     owner: Option<String>,
     holds: u32,
@@ -167,6 +170,7 @@ impl Object {
         };
         let Some(state) = state else { return object };
         object.kind = Some(state.kind().to_string());
+        object.shown_kind = Some(text::kind(&state));
         if let Some(holder) = state.holders().first() {
             object.held = true;
             object.owner = Some(holder.owner.to_string());
@@ -241,7 +245,7 @@ impl Object {
             |owner: String, holds: Option<u32>, remaining: String, who: &Option<Registered>| {
                 [
                     self.name.clone(),
-                    match (&self.kind, self.token) {
+                    match (&self.shown_kind, self.token) {
                         (Some(kind), Some(token)) => format!("{kind}, token {token}"),
                         (Some(kind), None) => kind.clone(),
                         (None, _) => "-".into(),

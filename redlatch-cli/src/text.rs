@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlatch::inspect::{Holder, RegistryEntry};
+use redlatch::inspect::{Holder, ObjectState, RegistryEntry};
 use redlatch::{Expiry, OwnerId};
 
 use crate::duration;
@@ -29,6 +29,22 @@ pub(crate) fn client(entry: &RegistryEntry) -> String {
     let since = clock(ago(SystemTime::now(), entry.age), entry.age);
     let note = note(entry.note.as_deref());
     format!("{} since {since}{note}", entry.client)
+}
+
+/// Returns the kind of an object. The store has an election as a lock with a queue and a token: only
+/// the registry tells them apart.
+pub(crate) fn kind(state: &ObjectState) -> String {
+    let holders = state.holders().into_iter();
+    let holders = holders.filter_map(|holder| holder.registered.as_ref());
+    let waiters = state.queue().iter();
+    let waiters = waiters.filter_map(|waiter| waiter.registered.as_ref());
+    match holders
+        .chain(waiters)
+        .find(|entry| entry.kind == "election")
+    {
+        Some(entry) => entry.kind.clone(),
+        None => state.kind().to_string(),
+    }
 }
 
 /// Describes the number of a semaphore or latch. A latch at zero does not exist.

@@ -96,7 +96,7 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
     match &state {
         None => lines.push(format!("{name}: free")),
         Some(_) if holders.is_empty() => lines.extend(show::table_of(name, &state)),
-        Some(state) => lines.push(format!("{name}: {}", state.kind())),
+        Some(state) => lines.push(format!("{name}: {}", text::kind(state))),
     }
     for holder in holders {
         lines.push(format!("held by {}", text::holder(holder)));

@@ -80,6 +80,28 @@ fn holder_and_waiters_are_named() {
     assert_eq!(keys, [""; 0], "nothing remains");
 }
 
+/// In the store an election is a fair lock with a token.
+#[test]
+fn election_is_shown_as_one() {
+    let server = Server::start();
+    let name = unique("elected");
+    let mut leader = Running::start(redlatch(&server, &["elect", &name, "--", "cat"]));
+    let known = format!("{name}: election\n");
+    until("its leader is known", || {
+        let why = finish(redlatch(&server, &["why", &name]));
+        why.stdout.starts_with(&known)
+    });
+    for args in [&["show", &name][..], &["ls"]] {
+        let shown = stdout(&server, args, 0);
+        assert!(shown.contains("  election, token 1  "), "{shown}");
+    }
+    let shown = json(&server, &["show", "--json", &name], 0);
+    assert_eq!(shown["kind"], "fenced lock");
+    assert_eq!(shown["registered"]["kind"], "election");
+    leader.close_stdin();
+    leader.finish().expect(0);
+}
+
 #[test]
 fn deadlock_is_found() {
     let server = Server::start();
