@@ -80,6 +80,23 @@ fn holder_and_waiters_are_named() {
     assert_eq!(keys, [""; 0], "nothing remains");
 }
 
+/// Permits of `run` have leases, and their waiters owners.
+#[test]
+fn waiter_for_a_permit_is_named() {
+    let server = Server::start();
+    let name = unique("permit");
+    let options = ["--permits", "1"];
+    let mut holder = hold(&server, &options, &name);
+    let args = [&["run"], &options[..], &[&name, "--", "true"]].concat();
+    let waiter = Running::start(redlatch(&server, &args));
+    until("the waiter is known", || {
+        stdout(&server, &["why", &name], 0).contains("1 waiter:\n  1. true@")
+    });
+    holder.close_stdin();
+    holder.finish().expect(0);
+    waiter.finish().expect(0);
+}
+
 /// In the store an election is a fair lock with a token.
 #[test]
 fn election_is_shown_as_one() {
