@@ -123,12 +123,14 @@ pub enum Error {
         within: Duration,
     },
 
-    /// The store rejected the user name or the password.
-    #[error("the store refused the credentials ({reason}); check the user name and password")]
+    /// The store, or one of its sentinels, rejected the user name or the password.
+    #[error("{}", login_refused(reason, sentinel.as_deref()))]
     #[non_exhaustive]
     AuthenticationFailed {
-        /// Reply of the store.
+        /// Reply of the server.
         reason: String,
+        /// Address of the sentinel that rejected them; `None`: a data server did.
+        sentinel: Option<String>,
     },
 
     /// The client's user is not permitted to run a command, or to use a key or channel.
@@ -305,6 +307,19 @@ pub enum Error {
     BlockedRuntime,
 }
 
+/// Returns which server has rejected a login, and what to check.
+fn login_refused(reason: &str, sentinel: Option<&str>) -> String {
+    match sentinel {
+        None => format!(
+            "the store refused the credentials ({reason}); check the user name and password"
+        ),
+        Some(at) => format!(
+            "the sentinel {at} refused the login ({reason}); check the user name and password for the sentinels, \
+             which are not those for the servers (builder settings `sentinel_username` and `sentinel_password`)"
+        ),
+    }
+}
+
 /// Returns what a request to release a lock does to its hold.
 fn asked_effect(left: Option<Duration>) -> String {
     match left {
@@ -470,6 +485,12 @@ impl Error {
     pub(crate) fn unavailable(cause: impl Into<Cause>) -> Error {
         let Cause { reason, source } = cause.into();
         Error::Unavailable { reason, source }
+    }
+
+    /// The error for a login that a data server rejects.
+    pub(crate) fn authentication_failed(reason: impl Into<String>) -> Error {
+        let (reason, sentinel) = (reason.into(), None);
+        Error::AuthenticationFailed { reason, sentinel }
     }
 
     /// Returns whether the store answered without changing anything.

@@ -66,6 +66,15 @@ pub(crate) fn shown_url(store_args: &StoreArgs) -> Result<String, Failure> {
 fn connect_failure(store_args: &StoreArgs, store: &str, error: Error) -> Failure {
     let (prefix, hint) = match (&error, &store_args.url_source) {
         (Error::InvalidUrl { .. }, Some(source)) => (format!("{source}: url: "), ""),
+        (
+            Error::AuthenticationFailed {
+                sentinel: Some(_), ..
+            },
+            _,
+        ) => (
+            format!("{store}: "),
+            " (--sentinel-user and --sentinel-password-file, or REDLATCH_SENTINEL_USERNAME and REDLATCH_SENTINEL_PASSWORD)",
+        ),
         (Error::AuthenticationFailed { .. }, _) => (
             format!("{store}: "),
             " (--user and --password-file or --credentials-command, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",

@@ -1,6 +1,8 @@
 //! Tests with sentinels and on a cluster, configured only by the URL.
 
-use redlatch_testkit::{SentinelPlan, Sentinels, Server, TlsPlan, shared_cluster, unique};
+use redlatch_testkit::{
+    SentinelPlan, Sentinels, Server, TlsPlan, shared_cluster, shared_sentinels, unique,
+};
 
 use crate::support::*;
 
@@ -72,6 +74,22 @@ fn sentinels_with_tls() {
     };
     in_time(&["--tls-ca", &ca]).expect(0);
     in_time(&[]).expect(69).assert_stderr("tls_ca");
+}
+
+/// The options differ for the servers and for the sentinels, which have users of their own.
+#[test]
+fn refused_login_names_the_options_for_its_server() {
+    let run = |user: &str, password: &str| {
+        let mut command = clean_command(&["run", "--wait", "1m", &unique("login"), "--", "true"]);
+        command.env("REDLATCH_URL", shared_sentinels().url());
+        command.envs([(user, "nobody"), (password, "x")]);
+        finish(command).expect(69)
+    };
+    run("REDLATCH_SENTINEL_USERNAME", "REDLATCH_SENTINEL_PASSWORD")
+        .assert_stderr("refused the login")
+        .assert_stderr("--sentinel-password-file");
+    let refused = run("REDLATCH_USERNAME", "REDLATCH_PASSWORD").assert_stderr("--password-file");
+    assert!(!refused.stderr.contains("--sentinel"), "{refused:#?}");
 }
 
 /// Without the required replicas no lock is granted, and the reason is printed.

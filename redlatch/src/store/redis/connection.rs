@@ -404,7 +404,11 @@ impl ReconnectingConnection {
         let metrics = self.subscriber.metrics();
         let mode = self.subscription_mode;
         let connecting = self.config.connect(&address, metrics, on_push, mode);
-        let (guard, protocol) = connecting.await?;
+        let connected = connecting.await.map_err(|failure| match &endpoint {
+            Some(endpoint) => failure.refused_by(&format!("master {endpoint}")),
+            None => failure,
+        });
+        let (guard, protocol) = connected?;
         let mut live = LiveConnection {
             wire: guard.wire(),
             generation,

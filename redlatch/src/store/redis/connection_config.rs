@@ -142,8 +142,8 @@ impl ConnectionConfig {
             (None, None) => return Ok(None),
         };
         if credentials.password.0.is_empty() && self.has_changing_credentials() {
-            let reason = "the password of the credentials is empty".into();
-            return Err(Error::AuthenticationFailed { reason }.into());
+            let reason = "the password of the credentials is empty";
+            return Err(Error::authentication_failed(reason).into());
         }
         let username = credentials.username.or_else(|| self.login.username.clone());
         credentials.username = username;

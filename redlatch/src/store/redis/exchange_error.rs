@@ -5,6 +5,7 @@ use std::{fmt, io};
 
 use tokio::time::Instant;
 
+use super::endpoint::Endpoint;
 use super::pace::{Outage, Pace};
 use crate::error::{Cause, Error, Result};
 use crate::step::{ErrorReply, script_error};
@@ -165,7 +166,7 @@ impl ExchangeError {
             "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
             "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
             "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::not_executed(message),
-            "NOAUTH" | "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
+            "NOAUTH" | "WRONGPASS" => Error::authentication_failed(message).into(),
             // A script accessed a key that has moved with its slot. Its effects before that remain.
             "ERR" if message.contains(NON_LOCAL_KEY) => ExchangeError::Unanswered(message.into()),
             _ if is_only_for_subscriptions(&message) => ExchangeError::not_executed(message),
@@ -195,13 +196,13 @@ impl ExchangeError {
             _ if message.contains("max number of clients") => ExchangeError::not_executed(message),
             // The server's own text explains the syntax of HELLO.
             "NOAUTH" => {
-                let reason = "NOAUTH: a password is required, and none was provided".into();
-                Error::AuthenticationFailed { reason }.into()
+                let reason = "NOAUTH: a password is required, and none was provided";
+                Error::authentication_failed(reason).into()
             }
-            "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
+            "WRONGPASS" => Error::authentication_failed(message).into(),
             // Before there were users.
             _ if command == "AUTH" && message.contains("invalid password") => {
-                Error::AuthenticationFailed { reason: message }.into()
+                Error::authentication_failed(message).into()
             }
             _ if command == "HELLO" && lacks_resp3(error) => {
                 let reason = format!("it does not support RESP3 ({message})");
@@ -212,6 +213,28 @@ impl ExchangeError {
                 Error::Refused { reason }.into()
             }
         }
+    }
+
+    /// Adds to a refusal which server it is from, where the URL names none but sentinels.
+    pub(super) fn refused_by(mut self, server: &str) -> ExchangeError {
+        if let ExchangeError::Permanent(
+            Error::AuthenticationFailed { reason, .. }
+            | Error::NotPermitted { reason }
+            | Error::Refused { reason },
+        ) = &mut self
+        {
+            *reason = format!("{server}: {reason}");
+        }
+        self
+    }
+
+    /// The same for a sentinel, which has users of its own.
+    pub(super) fn refused_by_sentinel(mut self, at: &Endpoint) -> ExchangeError {
+        if let ExchangeError::Permanent(Error::AuthenticationFailed { sentinel, .. }) = &mut self {
+            *sentinel = Some(at.to_string());
+            return self;
+        }
+        self.refused_by(&format!("sentinel {at}"))
     }
 
     /// Returns whether the server does not have the command, or does not permit it.

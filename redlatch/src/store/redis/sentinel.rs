@@ -169,11 +169,11 @@ impl Sentinels {
             reasons.push(match answer {
                 // What one sentinel refuses, another one may answer; but wrong credentials stay
                 // wrong.
-                Err((_, failure @ ExchangeError::Permanent(_)))
+                Err((at, failure @ ExchangeError::Permanent(_)))
                     if are_refusals
                         || !matches!(failure, ExchangeError::Permanent(Error::Refused { .. })) =>
                 {
-                    return failure;
+                    return failure.refused_by_sentinel(at);
                 }
                 Err((at, failure)) => {
                     let (at, reason) = (at.to_string(), failure.reason());

@@ -92,8 +92,8 @@ async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");
-    let answer = within_limit("answered", Client::connect(&unknown)).await;
-    let error = answer.unwrap_err();
+    let error = refused(&unknown).await;
+    assert_matches!(error, Error::InvalidUrl { .. });
     assert!(error.to_string().contains("\"nobody\""), "{error}");
 
     let nowhere =
@@ -119,6 +119,44 @@ async fn wrong_kind_of_url_is_reported() {
     let error = within_limit("answered", connecting).await.unwrap_err();
     assert_matches!(error, Error::UnsupportedServer { .. });
     assert!(error.to_string().contains("redis+sentinel://"), "{error}");
+}
+
+/// Returns the error of connecting, which is none of an outage.
+async fn refused(url: &str) -> Error {
+    let refused = async {
+        loop {
+            let connected = patient(Client::builder()).connect(url).await;
+            let error = connected.unwrap_err();
+            if !error.is_transient() {
+                return error;
+            }
+        }
+    };
+    within_limit("refused", refused).await
+}
+
+/// Sentinels have users of their own, so the error says which of the two logins is wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_login_names_the_server() {
+    let all = shared_sentinels();
+    let url = all.url();
+    let error = refused(&format!("{url}?sentinel_user=nobody&sentinel_password=x")).await;
+    assert_matches!(error, Error::AuthenticationFailed { .. });
+    let said = error.to_string();
+    let mut sentinels = all.sentinels().iter();
+    let begin = |port| format!("the sentinel 127.0.0.1:{port} refused the login (");
+    assert!(
+        sentinels.any(|one| said.starts_with(&begin(one.port()))),
+        "{said}"
+    );
+    assert!(said.contains("`sentinel_password`"), "{said}");
+    let error = refused(&url.replace("://", "://nobody:x@")).await;
+    assert_matches!(error, Error::AuthenticationFailed { .. });
+    let said = error.to_string();
+    assert!(
+        said.contains("master 127.0.0.1:") && !said.contains("sentinel"),
+        "{said}"
+    );
 }
 
 /// A hanging sentinel delays connecting only briefly.
