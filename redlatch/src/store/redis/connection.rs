@@ -77,6 +77,8 @@ pub(super) struct ReconnectingConnection {
 pub(super) enum Target {
     /// At one fixed address.
     Fixed(Address),
+    /// At one fixed address, where a sentinel is expected.
+    Sentinel(Endpoint),
     /// At one address, which leads to another server after a failover.
     Replicated(Address),
     /// At one fixed address, where a node of the cluster with these ids is expected.
@@ -90,7 +92,7 @@ impl Target {
     fn place(&self) -> String {
         match self {
             Target::Fixed(address) | Target::Replicated(address) => format!(" to {address}"),
-            Target::ClusterNode(at, _) => format!(" to {at}"),
+            Target::Sentinel(at) | Target::ClusterNode(at, _) => format!(" to {at}"),
             Target::CurrentMaster(_) => String::new(),
         }
     }
@@ -389,7 +391,7 @@ impl ReconnectingConnection {
     ) -> Result<LiveConnection, ExchangeError> {
         let (address, endpoint) = match &self.target {
             Target::Fixed(address) | Target::Replicated(address) => (address.clone(), None),
-            Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
+            Target::Sentinel(at) | Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
             Target::CurrentMaster(resolver) => {
                 let endpoint = resolver.clone().resolve().await?;
                 self.connecting.lock().endpoint = Some(endpoint.clone());
@@ -434,7 +436,7 @@ impl ReconnectingConnection {
                 }
                 run_id?
             }
-            Target::ClusterNode(at, _) => Some(at.to_string()),
+            Target::Sentinel(at) | Target::ClusterNode(at, _) => Some(at.to_string()),
             Target::CurrentMaster(_) => endpoint.as_ref().map(Endpoint::to_string),
         };
         live.server = self.server(identity);
@@ -865,7 +867,14 @@ impl ReconnectingConnection {
             && self.subscription_mode != SubscriptionMode::Reports
         {
             *self.lost_at.lock() = Some(Instant::now());
-            tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
+            let address = dead.address;
+            match self.target {
+                // No outage: others may watch the master, and its own connections remain.
+                Target::Sentinel(_) => {
+                    tracing::info!(address, %reason, "the connection to a sentinel was lost");
+                }
+                _ => tracing::warn!(address, %reason, "the connection to the store was lost"),
+            }
             self.check_holds();
         }
     }
@@ -881,11 +890,20 @@ impl ReconnectingConnection {
     fn on_connected(&self, address: &str) {
         if let Some(lost) = self.lost_at.lock().take() {
             let elapsed_ms = lost.elapsed().as_millis();
-            tracing::info!(
-                address,
-                elapsed_ms,
-                "the connection to the store was restored"
-            );
+            match self.target {
+                Target::Sentinel(_) => {
+                    tracing::info!(
+                        address,
+                        elapsed_ms,
+                        "the connection to a sentinel was restored"
+                    );
+                }
+                _ => tracing::info!(
+                    address,
+                    elapsed_ms,
+                    "the connection to the store was restored"
+                ),
+            }
             self.subscriber.metrics().reconnected();
         }
     }

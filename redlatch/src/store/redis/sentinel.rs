@@ -42,7 +42,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connection::{MasterResolver, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
-use super::endpoint::{Address, Endpoint};
+use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 #[cfg(doc)]
 use super::master_view::REFRESH_INTERVAL;
@@ -104,7 +104,7 @@ impl Sentinels {
         let connection = |endpoint: &Endpoint| {
             let connection = ReconnectingConnection::new(
                 config.clone(),
-                Target::Fixed(Address::Tcp(endpoint.clone())),
+                Target::Sentinel(endpoint.clone()),
                 subscriber.clone(),
                 SubscriptionMode::Restored,
                 Arc::default(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use redlatch_testkit::Log;
+use redlatch_testkit::{Log, shared_sentinels};
 use tracing::dispatcher::{self, Dispatch};
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -245,6 +245,27 @@ async fn lost_connection_and_its_return_are_logged_once() {
     // Dropping a client is not logged as a lost connection.
     drop((client, lock));
     assert_eq!(log.lines(&["WARN", "was lost", &address]).len(), 1);
+}
+
+/// The client finds its master without that sentinel.
+#[tokio::test]
+async fn lost_connection_to_a_sentinel_is_not_logged_as_an_outage() {
+    let (log, _guard) = log();
+    let all = shared_sentinels();
+    let proxy = Proxy::to_server(&all.sentinels()[0]);
+    let address = format!("127.0.0.1:{}", proxy.port());
+    let name = all.url().rsplit('/').next().unwrap().to_owned();
+    let url = format!("redis+sentinel://{address}/{name}");
+    let client = retry_transient(|| long_timeout().connect(&url)).await;
+    proxy.cut();
+    let logged = |text: &'static str| log.lines(&["INFO", text, &address]).len();
+    until("the client has noticed both", async || {
+        let texts = ["the connection to a sentinel was lost", "the connection to a sentinel was restored"];
+        texts.map(logged) == [1, 1]
+    })
+    .await;
+    assert_eq!(log.lines(&["WARN"]).len(), 0, "{}", log.text());
+    drop(client);
 }
 
 #[tokio::test]
