@@ -64,7 +64,7 @@ pub enum Error {
         id: String,
     },
 
-    /// The store's URL could not be parsed.
+    /// The store's URL could not be parsed, or no sentinel knows a master of its name.
     #[error("the store's URL is invalid: {reason}")]
     #[non_exhaustive]
     InvalidUrl {

@@ -92,6 +92,17 @@ fn refused_login_names_the_options_for_its_server() {
     assert!(!refused.stderr.contains("--sentinel"), "{refused:#?}");
 }
 
+/// It is no outage, whose end a command would wait for.
+#[test]
+fn unknown_name_of_the_master_is_a_wrong_url() {
+    let url = shared_sentinels().url();
+    let (sentinels, _) = url.rsplit_once('/').unwrap();
+    let mut command = clean_command(&["run", &unique("unknown"), "--", "true"]);
+    command.env("REDLATCH_URL", format!("{sentinels}/nobody"));
+    let message = "no sentinel knows a master called \"nobody\"";
+    finish(command).expect(2).assert_stderr(message);
+}
+
 /// Without the required replicas no lock is granted, and the reason is printed.
 #[test]
 fn missing_replicas_are_reported() {

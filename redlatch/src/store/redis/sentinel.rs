@@ -84,9 +84,8 @@ struct SharedView {
     changed: Arc<Notify>,
 }
 
-/// The outcome of a query of one sentinel, `None` if it does not know the master, or the failure
-/// and the sentinel.
-type SentinelAnswer<'a> = Result<Option<SentinelReply>, (&'a Endpoint, ExchangeError)>;
+/// The outcome of a query of one sentinel, `None` if it does not know the master.
+type SentinelAnswer = Result<Option<SentinelReply>, ExchangeError>;
 
 impl Sentinels {
     pub(super) fn new(
@@ -145,13 +144,11 @@ impl Sentinels {
     }
 
     /// Queries all sentinels. Returns when most of them name the same master, or all have answered
-    /// or failed.
-    async fn query(&self) -> Vec<Option<SentinelAnswer<'_>>> {
-        let queries = self.sentinels.iter().map(|(at, connection)| async move {
-            let answer = self.query_in_time(at, connection).await;
-            answer.map_err(|failure| (at, failure))
-        });
-        let enough = |answers: &[Option<SentinelAnswer<'_>>]| {
+    /// or failed. The answers are in the order of the sentinels.
+    async fn query(&self) -> Vec<Option<SentinelAnswer>> {
+        let queries = self.sentinels.iter();
+        let queries = queries.map(|(at, connection)| self.query_in_time(at, connection));
+        let enough = |answers: &[Option<SentinelAnswer>]| {
             let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
             votes * 2 > answers.len()
         };
@@ -159,23 +156,34 @@ impl Sentinels {
     }
 
     /// Returns the error for answers that name no master.
-    fn undecided(&self, answers: Vec<Option<SentinelAnswer<'_>>>) -> ExchangeError {
+    fn undecided(&self, answers: Vec<Option<SentinelAnswer>>) -> ExchangeError {
+        let name = &self.view.name;
         let mut reasons = Vec::new();
-        let is_refusal = |answer: &Option<SentinelAnswer<'_>>| {
-            matches!(answer, Some(Err((_, ExchangeError::Permanent(_)))))
+        let is_refusal = |answer: &Option<SentinelAnswer>| {
+            matches!(answer, Some(Err(ExchangeError::Permanent(_))))
         };
         let are_refusals = answers.iter().all(is_refusal);
-        for answer in answers.into_iter().flatten() {
+        // Of a name that the sentinels have known before, it passes: they are being set up again.
+        let is_unknown = |answer: &Option<SentinelAnswer>| matches!(answer, Some(Ok(None)));
+        if answers.iter().all(is_unknown) && self.view.view.lock().master().is_none() {
+            let reason = format!(
+                "no sentinel knows a master called {name:?}; after the last `/` is the name that is in \
+                 `sentinel monitor` of their configuration"
+            );
+            return Error::InvalidUrl { reason }.into();
+        }
+        for ((at, _), answer) in self.sentinels.iter().zip(answers) {
+            let Some(answer) = answer else { continue };
             reasons.push(match answer {
                 // What one sentinel refuses, another one may answer; but wrong credentials stay
                 // wrong.
-                Err((at, failure @ ExchangeError::Permanent(_)))
+                Err(failure @ ExchangeError::Permanent(_))
                     if are_refusals
                         || !matches!(failure, ExchangeError::Permanent(Error::Refused { .. })) =>
                 {
                     return failure.refused_by_sentinel(at);
                 }
-                Err((at, failure)) => {
+                Err(failure) => {
                     let (at, reason) = (at.to_string(), failure.reason());
                     match reason.starts_with(&at) {
                         true => reason,
@@ -185,7 +193,7 @@ impl Sentinels {
                 Ok(Some(SentinelReply { endpoint, .. })) => {
                     format!("one sentinel reports {endpoint}")
                 }
-                Ok(None) => format!("no sentinel knows a master called {:?}", self.view.name),
+                Ok(None) => format!("{at}: it knows no master called {name:?}"),
             });
         }
         reasons.dedup();
@@ -365,9 +373,7 @@ impl Subscriber for SharedView {
     }
 }
 
-fn replies<'a>(
-    answers: &'a [Option<SentinelAnswer<'_>>],
-) -> impl Iterator<Item = &'a SentinelReply> {
+fn replies(answers: &[Option<SentinelAnswer>]) -> impl Iterator<Item = &SentinelReply> {
     answers.iter().flatten().flatten().flatten()
 }
 
@@ -382,6 +388,34 @@ fn host_and_port(address: &ScriptReply) -> Option<(&str, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A client must not wait for a master whose name is wrong, as in an outage. Of a name that was right, sentinels that are set
+    /// up again may not know it for a while.
+    #[test]
+    fn name_that_no_sentinel_has_ever_known_is_a_wrong_url() {
+        let at = [1, 2].map(|port| Endpoint::new("h", port));
+        let sentinels = Sentinels::new(&at, ConnectionConfig::plain(), "main".into());
+        let fails = |answers: [Option<SentinelAnswer>; 2]| {
+            let failure = sentinels.undecided(answers.into());
+            (failure.is_permanent(), failure.reason())
+        };
+        let is_wrong = |(is_permanent, reason): (bool, String)| {
+            assert!(reason.contains("\"main\""), "{reason}");
+            is_permanent
+        };
+        assert!(is_wrong(fails([Some(Ok(None)), Some(Ok(None))])));
+        let (is_permanent, reason) = fails([None, Some(Ok(None))]);
+        assert!(!is_permanent);
+        assert_eq!(reason, "h:2: it knows no master called \"main\"");
+        let reply = SentinelReply {
+            endpoint: Endpoint::new("h", 3),
+            epoch: 0,
+        };
+        let mut view = sentinels.view.view.lock();
+        view.on_replies(std::iter::once(&reply), false, Instant::now());
+        drop(view);
+        assert!(!is_wrong(fails([Some(Ok(None)), Some(Ok(None))])));
+    }
 
     /// All masters of a sentinel have one channel.
     #[tokio::test(start_paused = true)]
