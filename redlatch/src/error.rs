@@ -111,7 +111,7 @@ pub enum Error {
     #[error(
         "only {in_sync} of {needed} required replicas acknowledged the acquisition within \
          {within:?}, so the client releases it; check that the replicas are connected and not lagging \
-         (builder settings `replica_sync` and `replica_timeout`)"
+         (builder settings `replica_sync` and `replica_timeout`; option `--replicas` of the command)"
     )]
     #[non_exhaustive]
     NotReplicated {

@@ -54,7 +54,13 @@ pub(crate) async fn report_conflict(client: &Client, names: &[String], wait: Opt
 /// Describes the holder of `name`, and when its lease ends if it is not renewed.
 async fn holder_text(client: &Client, name: &str) -> Option<String> {
     let state = client.inspect(name).await.ok().flatten()?;
-    let holders = state.holders();
+    let mut holders = state.holders();
+    let count = holders.len();
+    // This client waits, so it has acquired the lock only until its replicas have acknowledged that.
+    holders.retain(|holder| !holder.owner.as_str().starts_with(client.id()));
+    if count > 0 && holders.is_empty() {
+        return Some("acquired, but not acknowledged by enough replicas (--replicas)".into());
+    }
     if let Some(first) = holders.first() {
         let others = match holders.len() - 1 {
             0 => String::new(),

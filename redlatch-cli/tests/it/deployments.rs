@@ -108,11 +108,14 @@ fn unknown_name_of_the_master_is_a_wrong_url() {
 fn missing_replicas_are_reported() {
     let server = Server::start();
     let name = unique("no-replicas");
-    for option in ["--no-wait", "--outage-limit=1s"] {
+    // At the wait limit, mostly the replicas of a repeated attempt are awaited.
+    for option in ["--no-wait", "--outage-limit=1s", "--wait=4s"] {
         let args = ["run", "--replicas", "1", option, &name, "--", "true"];
-        finish(redlatch(&server, &args))
-            .expect(69)
-            .assert_stderr("0 of 1 required replicas");
+        let ended = finish(redlatch(&server, &args)).expect(69);
+        let last = ended.stderr.lines().last().unwrap();
+        assert!(last.contains("0 of 1 required replicas"), "{ended:#?}");
+        assert!(last.contains("`--replicas`"), "{ended:#?}");
+        assert!(!ended.stderr.contains("held by"), "{ended:#?}");
     }
     assert!(!is_held(&server, &name));
     let args = ["run", "--replicas", "some", &name, "--", "true"];

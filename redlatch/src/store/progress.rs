@@ -37,6 +37,8 @@ pub(crate) struct Progress {
 struct ProgressDetails {
     /// Start and error of an outage. Out of date if the store has answered since.
     failed: Option<(Instant, Error)>,
+    /// The latest error of an earlier step that too few replicas have acknowledged.
+    not_replicated: Option<Error>,
     /// The limiter at which the attempt waits for its permit.
     limiter: Option<Arc<AttemptLimiter>>,
     /// Start of the response timeout, if the attempt had to wait for its permit.
@@ -151,10 +153,18 @@ impl Progress {
 
     /// Records that the store has answered an earlier step, but not yet the current one.
     pub(crate) fn expect_answer(&self) {
-        if let Some(details) = &mut *self.details.lock() {
-            details.failed = None;
+        if let Some(details) = &mut *self.details.lock()
+            && let Some((_, error @ Error::NotReplicated { .. })) = details.failed.take()
+        {
+            details.not_replicated = Some(error);
         }
         self.answered.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the error of the latest earlier step that too few replicas have acknowledged. While those of the current step are
+    /// awaited, this is the likely cause.
+    pub(crate) fn not_replicated(&self) -> Option<Error> {
+        self.details.lock().as_ref()?.not_replicated.clone()
     }
 
     /// Records a failure to reach the store. The outage started at `since`, or at the first failure since the

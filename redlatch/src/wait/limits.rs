@@ -2,7 +2,8 @@
 //!
 //! - *Wait limit.* When it has passed, the request is dropped, and the last contact with the store decides
 //!   the result. If that was an answer, the result is `None`: the store refused the request. Otherwise it is
-//!   the error with which the store could not be reached.
+//!   the error with which the store could not be reached, or, while its replicas are awaited, that of an earlier attempt
+//!   which too few of them acknowledged.
 //! - *Outage limit.* An outage starts with the first failure after the last answer and ends with the next
 //!   answer. While it lasts, the request is repeated after pauses. When it has lasted for the limit, the
 //!   request fails. A shorter wait limit has precedence.
@@ -112,9 +113,10 @@ impl WaitQueues {
             match progress.last_contact() {
                 Some(LastContact::Answered) => Ok(None),
                 Some(LastContact::Failed { error, .. }) => Err(error),
-                None => Err(self
-                    .store
-                    .timeout_error(request.place().channel, end - begun)),
+                None => Err(progress.not_replicated().unwrap_or_else(|| {
+                    let channel = request.place().channel;
+                    self.store.timeout_error(channel, end - begun)
+                })),
             }
         })
     }

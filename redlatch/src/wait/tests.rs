@@ -517,6 +517,27 @@ async fn without_outage_limit_requests_retry_for_response_timeout() {
     );
 }
 
+/// Almost all of the time it awaits the replicas of one more attempt, which has no answer then.
+#[tokio::test(start_paused = true)]
+async fn wait_limit_while_replicas_are_awaited_again_reports_that_too_few_acknowledged() {
+    for (answers, replicas) in [(vec![not_replicated()], true), (vec![outage()], false)] {
+        let queues = queues();
+        let mut one = scripted(&queues, answers);
+        let progress = one.progress.clone();
+        let limits = RequestLimits::new(WaitLimit::at_most(5 * SECOND), Some(Expiry::Never));
+        let acquiring = queues.within(&limits, &progress, &mut one);
+        let next_attempt = async {
+            sleep(2).await;
+            progress.record_answer();
+            progress.expect_answer();
+        };
+        let (done, ()) = tokio::join!(acquiring, next_attempt);
+        let error = done.unwrap_err();
+        let is_not_replicated = matches!(error, Error::NotReplicated { .. });
+        assert_eq!(is_not_replicated, replicas, "{error:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn failures_within_response_timeout_are_one_outage() {
     let limit = Some(5 * SECOND);
