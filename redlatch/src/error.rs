@@ -144,7 +144,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     NotPermitted {
-        /// Reply of the store.
+        /// Reply of the store, with the keys of the step or the channel if it is about these.
         reason: String,
     },
 

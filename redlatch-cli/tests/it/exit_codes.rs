@@ -297,3 +297,20 @@ fn missing_proc_is_named() {
     finished.assert_stderr("is /proc mounted?");
     assert!(!is_held(shared(), &name));
 }
+
+/// Its user may use only keys with another prefix. Nothing was acquired, so nothing else is reported.
+#[test]
+fn denied_key_is_named_alone() {
+    let server = Server::start();
+    let rules = [
+        "ACL", "SETUSER", "app", "on", ">pw", "+@all", "~app:*", "&*",
+    ];
+    let () = server.command(&rules);
+    let name = unique("denied");
+    let mut command = redlatch(&server, &["run", "--prefix", "other:", &name, "--", "true"]);
+    command.envs([("REDLATCH_USERNAME", "app"), ("REDLATCH_PASSWORD", "pw")]);
+    let denied = finish(command).expect(69);
+    let key = format!("; keys: other:{name})");
+    assert!(denied.stderr.contains(&key), "{denied:#?}");
+    assert_eq!(denied.stderr.lines().count(), 1, "{denied:#?}");
+}

@@ -613,7 +613,7 @@ impl ReconnectingConnection {
             let subscribe = how(SubscriptionMode::Unrestored);
             answer = live.answer(live.send(subscribe, None)).await?;
         }
-        accepted(answer)
+        accepted(answer, channel)
     }
 
     /// Handles that the server runs no commands on this connection, because it has subscriptions:
@@ -914,9 +914,12 @@ pub(super) fn connection_ended() -> ExchangeError {
     ExchangeError::Unanswered("the connection ended before the answer arrived".into())
 }
 
-/// Returns the error of an [`answer`](LiveConnection::answer) that is an error reply.
-pub(super) fn accepted(answer: Option<ErrorReply>) -> Result<(), ExchangeError> {
-    answer.map_or(Ok(()), |error| Err(ExchangeError::from_reply(&error, "")))
+/// Returns the error of an [`answer`](LiveConnection::answer) to a subscription that is an error reply.
+pub(super) fn accepted(answer: Option<ErrorReply>, channel: &str) -> Result<(), ExchangeError> {
+    answer.map_or(Ok(()), |error| {
+        let refused = ExchangeError::from_reply(&error, "");
+        Err(refused.naming("channel", std::iter::once(channel)))
+    })
 }
 
 impl LiveConnection {

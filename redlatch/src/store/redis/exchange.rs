@@ -1,6 +1,7 @@
 //! An exchange: one command and its answer, sent to the node of a key, redirected, and repeated
 //! until its deadline.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
@@ -12,7 +13,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
 use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
-use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
+use super::exchange_error::{
+    ExchangeError, Retry, is_cross_slot, is_denied_command, is_only_for_subscriptions,
+};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
 use super::replicas::Replicas;
@@ -36,6 +39,8 @@ pub(in crate::store) struct CommandRequest<'a> {
     batchable: Option<&'static Batchable>,
     /// The key that determines the node and is named in errors.
     key: &'a str,
+    /// All keys of the step.
+    keys: &'a [Cow<'a, str>],
     /// The node, if it is not determined by the key.
     pub(super) node: Option<&'a Arc<Node>>,
     /// The channel to subscribe to first.
@@ -62,6 +67,7 @@ impl<'a> CommandRequest<'a> {
             script: None,
             batchable: None,
             key: "",
+            keys: &[],
             node: None,
             channel: None,
             progress,
@@ -92,6 +98,7 @@ impl<'a> CommandRequest<'a> {
             script: Some(script),
             batchable: batchable.filter(|_| topology.packs_steps()),
             key,
+            keys,
             channel,
             delivery,
             by_slot,
@@ -456,7 +463,13 @@ impl<'a> CommandRequest<'a> {
             }
             failure => {
                 connection.end_without_login(live, &failure);
-                failure
+                let what = if is_denied_command(error) {
+                    self.progress.mark_refused();
+                    "keys"
+                } else {
+                    "keys, from which the script derives others"
+                };
+                failure.naming(what, self.keys.iter().map(|key| &**key))
             }
         }
     }
@@ -650,7 +663,8 @@ impl Sender<'_> {
             .map(|replicas| replicas.confirm(connection, live));
         let mut subscribed = Ok(());
         if let Some((channel, subscribing)) = subscribing {
-            subscribed = live.answer(subscribing).await.and_then(accepted);
+            let answer = live.answer(subscribing).await;
+            subscribed = answer.and_then(|answer| accepted(answer, channel));
             connection.subscribed(live, channel, &subscribed);
         }
         let answer = live.reply(step).await;

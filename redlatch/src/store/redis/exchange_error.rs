@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::endpoint::Endpoint;
 use super::pace::{Outage, Pace};
 use crate::error::{Cause, Error, Result};
+use crate::log::join_names;
 use crate::step::{ErrorReply, script_error};
 use crate::store::Progress;
 
@@ -101,6 +102,11 @@ pub(super) fn is_unknown_command(refusal: &str) -> bool {
 /// Returns whether a server refuses HELLO because it does not know it, or the protocol.
 pub(super) fn lacks_resp3(refusal: &ErrorReply) -> bool {
     refusal.code() == "NOPROTO" || is_unknown_command(&refusal.to_string())
+}
+
+/// Returns whether a server refuses a command for the permissions of its user, and has not begun to run its script.
+pub(super) fn is_denied_command(error: &ErrorReply) -> bool {
+    error.code() == "NOPERM" && !error.to_string().contains("script")
 }
 
 /// Returns whether a server or proxy says that the keys of a command are in several slots.
@@ -213,6 +219,21 @@ impl ExchangeError {
                 Error::Refused { reason }.into()
             }
         }
+    }
+
+    /// Adds to a denied permission which keys or channels it is about: servers do not name them.
+    pub(super) fn naming<'a>(
+        mut self,
+        what: &str,
+        all: impl ExactSizeIterator<Item = &'a str>,
+    ) -> ExchangeError {
+        if let ExchangeError::Permanent(Error::NotPermitted { reason }) = &mut self
+            && contains_any(reason, &["key", "channel"])
+            && all.len() > 0
+        {
+            *reason = format!("{reason}; {what}: {}", join_names(all));
+        }
+        self
     }
 
     /// Adds to a refusal which server it is from, where the URL names none but sentinels.

@@ -260,7 +260,10 @@ async fn lost_connection_to_a_sentinel_is_not_logged_as_an_outage() {
     proxy.cut();
     let logged = |text: &'static str| log.lines(&["INFO", text, &address]).len();
     until("the client has noticed both", async || {
-        let texts = ["the connection to a sentinel was lost", "the connection to a sentinel was restored"];
+        let texts = [
+            "the connection to a sentinel was lost",
+            "the connection to a sentinel was restored",
+        ];
         texts.map(logged) == [1, 1]
     })
     .await;

@@ -482,6 +482,41 @@ async fn restart_keeps_tokens_under_documented_rules() {
     assert_eq!(held(&other.fenced_lock(lock.name())).await.token(), 3);
 }
 
+/// Redis names neither the key nor the channel. The store has nothing of such a request, so a flush does not name it.
+#[tokio::test]
+async fn error_for_a_foreign_prefix_names_the_keys() {
+    let server = Server::start();
+    for (user, rules) in [("keys", ["~app:*", "&*"]), ("channels", ["~*", "&app:*"])] {
+        let rules = [
+            &["ACL", "SETUSER", user, "on", ">secret", "+@all"],
+            &rules[..],
+        ]
+        .concat();
+        let () = server.command(&rules);
+    }
+    let connected = async |user: &str| {
+        let url = format!("redis://{user}:secret@127.0.0.1:{}", server.port());
+        long_timeout().prefix("other:").connect(&url).await.unwrap()
+    };
+    let client = connected("keys").await;
+    let error = client.lock("a").lock().await.unwrap_err();
+    let said = error.to_string();
+    assert_matches!(error, Error::NotPermitted { .. });
+    assert!(said.contains("; keys: other:a"), "{said}");
+    assert!(client.flush_within(Duration::ZERO).await.is_empty());
+    assert!(
+        client.status().background > 0,
+        "it is released as any other"
+    );
+    let mine = connected("channels").await;
+    let _guard = held(&mine.lock("b")).await;
+    let theirs = connected("channels").await;
+    let error = theirs.lock("b").lock().await.unwrap_err();
+    let said = error.to_string();
+    let channel = "; channel: redisson_lock__channel:{other:b}";
+    assert!(said.contains(channel), "{said}");
+}
+
 /// The server refuses a whole script with steps of many callers because of the key of one.
 #[tokio::test]
 async fn forbidden_name_concerns_only_its_caller() {
