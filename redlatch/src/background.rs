@@ -447,10 +447,7 @@ impl WorkRef {
 
     fn set(&self, need: Need) {
         if let Some(work) = self.inner.works.lock().running.get_mut(&self.number) {
-            work.need = match (&work.need, need) {
-                (Need::Unnamed, Need::Refused) => Need::Needless,
-                (_, need) => need,
-            };
+            work.need = need;
         }
         self.inner.changed.notify_waiters();
     }
@@ -601,11 +598,6 @@ mod tests {
         assert_eq!(state(), (true, "ac".into()));
         works[2].to_ref().refused();
         assert_eq!(state(), (false, "ac".into()));
-        let unnamed = background.begin(&object("d"));
-        unnamed.to_ref().unnamed();
-        unnamed.to_ref().refused();
-        assert_eq!(state(), (false, "ac".into()));
-        drop(unnamed);
         assert_eq!(background.running(), 3);
         drop(works);
         assert_eq!((state(), background.running()), ((false, String::new()), 0));

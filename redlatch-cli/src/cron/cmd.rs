@@ -109,10 +109,7 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
     let (how, output) = ended.unwrap_or_else(failed);
     let outcome = match how {
         Ok(how) => Outcome::success(how),
-        Err(how) => {
-            note!("{shown}: {how}");
-            Outcome::failure(how)
-        }
+        Err(how) => Outcome::failure(how),
     };
     outcome.output(&String::from_utf8_lossy(&output))
 }

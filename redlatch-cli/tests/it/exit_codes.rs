@@ -298,9 +298,9 @@ fn missing_proc_is_named() {
     assert!(!is_held(shared(), &name));
 }
 
-/// Its user may use only keys with another prefix. Nothing was acquired, so nothing else is reported.
+/// Its user may use only keys with another prefix.
 #[test]
-fn denied_key_is_named_alone() {
+fn denied_key_is_named() {
     let server = Server::start();
     let rules = [
         "ACL", "SETUSER", "app", "on", ">pw", "+@all", "~app:*", "&*",
@@ -312,5 +312,4 @@ fn denied_key_is_named_alone() {
     let denied = finish(command).expect(69);
     let key = format!("; keys: other:{name})");
     assert!(denied.stderr.contains(&key), "{denied:#?}");
-    assert_eq!(denied.stderr.lines().count(), 1, "{denied:#?}");
 }

@@ -28,9 +28,6 @@ pub(crate) struct Ledger {
     released_at: u64,
     /// Whether a full release was sent and not answered. It may have been applied, so the next one may find nothing.
     maybe_released: bool,
-    /// An attempt that the server refused to run, or a release of it without an answer, if all changes before are
-    /// acknowledged or such.
-    refused_at: u64,
     /// The latest change when settling in the background was last abandoned.
     abandoned_at: u64,
     /// The number of the latest step and the end of its lease, if that step is an attempt which was answered that the
@@ -46,7 +43,6 @@ impl Ledger {
             open_attempt: 0,
             released_at: 0,
             maybe_released: false,
-            refused_at: 0,
             abandoned_at: 0,
             expected_grant: None,
         }
@@ -115,14 +111,6 @@ impl Ledger {
         }
     }
 
-    /// Records that the server refused to run this attempt. It stays to be settled, as an attempt whose script was refused
-    /// midway.
-    pub(super) fn attempt_refused(&mut self, attempt: u64) {
-        if [self.acknowledged, self.refused_at].contains(&(attempt - 1)) {
-            self.refused_at = attempt;
-        }
-    }
-
     /// Returns whether this attempt is the latest change, so that no later one may have undone it.
     pub(super) fn is_latest_attempt(&self, attempt: u64) -> bool {
         self.open_attempt == attempt && self.latest == attempt
@@ -149,11 +137,7 @@ impl Ledger {
     /// Records that a release with this count was sent and will not be answered any more. The store may apply it at any
     /// later time, even if there was nothing left to release.
     pub(crate) fn release_unanswered(&mut self, keep: u32) {
-        let is_of_refused = self.is_refused();
-        let change = self.add();
-        if is_of_refused {
-            self.refused_at = change;
-        }
+        self.add();
         self.maybe_released |= keep == 0;
     }
 
@@ -171,11 +155,6 @@ impl Ledger {
     /// Returns whether the store has answered all changes: it has the count of this client.
     pub(crate) fn is_settled(&self) -> bool {
         self.has_acknowledged(self.latest)
-    }
-
-    /// Returns whether all that is to be settled are attempts that the server refused to run: the store has nothing of them.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.refused_at == self.latest
     }
 
     /// Returns whether an attempt may still be in flight.
@@ -226,30 +205,6 @@ mod tests {
         let attempt = ledger.begin_attempt();
         ledger.attempt_answered(attempt);
         ledger
-    }
-
-    /// Such an attempt is settled like any other, and nothing of it is reported.
-    #[test]
-    fn refused_attempt_leaves_nothing_until_another_change() {
-        let mut ledger = acquired();
-        assert!(!ledger.is_refused());
-        for _ in 0..2 {
-            let attempt = ledger.begin_attempt();
-            assert!(!ledger.is_refused());
-            ledger.attempt_refused(attempt);
-            ledger.release_unanswered(0);
-            assert!(ledger.is_refused() && ledger.must_be_settled());
-        }
-        let unanswered = ledger.begin_attempt();
-        let refused = ledger.begin_attempt();
-        ledger.attempt_refused(refused);
-        assert!(!ledger.is_refused(), "{unanswered} may have acquired it");
-        ledger.release_answered(refused, false);
-        let refused = ledger.begin_attempt();
-        ledger.attempt_refused(refused);
-        assert!(ledger.is_refused());
-        ledger.guard_removed();
-        assert!(!ledger.is_refused());
     }
 
     /// What each step leaves open: settled, attempt in flight, must be settled.

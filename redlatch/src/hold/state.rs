@@ -352,11 +352,6 @@ impl HoldState {
         self.forget_settled_adoption();
     }
 
-    /// Records that the server refused to run this acquisition: see [`Ledger::attempt_refused`].
-    pub(crate) fn attempt_refused(&mut self, change: u64) {
-        self.ledger.attempt_refused(change);
-    }
-
     /// After an answer about all changes, the ticket has its hold back, or never lost it.
     fn forget_settled_adoption(&mut self) {
         if self.ledger.is_settled() {

@@ -91,9 +91,6 @@ impl Session {
                             let is_queued = holds[0].waits && holds[0].kind.waiter_ttl().is_some();
                             refused((holds.len() == 1 && !is_queued).then_some(0));
                         }
-                        if progress.was_refused() {
-                            unsettled.iter().for_each(SettleOnDrop::mark_refused);
-                        }
                         if let Error::WrongKind { .. } = error {
                             holds.iter().for_each(RequestedHold::suspect);
                         }
@@ -389,13 +386,6 @@ impl<'a> SettleOnDrop<'a> {
     fn mark_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
         self.hold_ref.hold.state().attempt_answered(self.change);
-    }
-
-    /// Records that the server refused to run the attempt.
-    fn mark_refused(&self) {
-        if self.held == 0 {
-            self.hold_ref.hold.state().attempt_refused(self.change);
-        }
     }
 
     /// Returns whether an owner has all of the object or nothing.

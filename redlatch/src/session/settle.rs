@@ -284,12 +284,6 @@ impl HoldRef {
         Ok(held)
     }
 
-    /// Returns whether all that is to be settled are attempts that the server refused to run. The store has nothing of them, so
-    /// no event reports that they are not settled.
-    fn is_refused(&self) -> bool {
-        self.hold.state().ledger.is_refused()
-    }
-
     /// Settles the removal of a guard in the background.
     pub(crate) fn settle_removed_guard(&self, terms: Terms) {
         let lease = self.hold.state().longest_time_in_store(
@@ -305,9 +299,6 @@ impl HoldRef {
     pub(super) fn settle_detached(self, lease: Duration, attempt: Option<OpenAttempt>) {
         let background = self.session.background.clone();
         let running = background.begin(&self.hold.object);
-        if self.is_refused() {
-            running.to_ref().unnamed();
-        }
         let (unstarted, work) = (WarnIfDropped(Some(self)), running.to_ref());
         background.spawn_begun(running, async move {
             let mut unstarted = unstarted;
@@ -319,7 +310,7 @@ impl HoldRef {
                 let mut settling = pin!(settling);
                 if timeout_at(ends, settling.as_mut()).await.is_err() {
                     // One that had ended before was free without the release.
-                    if !lease.is_zero() && !hold_ref.is_refused() {
+                    if !lease.is_zero() {
                         tracing::warn!(lock = hold_ref.hold.object.full_name(),
                             owner = %hold_ref.hold.field, "release failed until the lease ended");
                     }
@@ -349,12 +340,12 @@ impl HoldRef {
                 Err(error) => error,
             };
             // After any error, even a refusal: its cause may end before the lease does.
-            let Some((pause, refused_often)) = tries.failed(&error, Instant::now()) else {
+            let Some((pause, is_refused)) = tries.failed(&error, Instant::now()) else {
                 tracing::debug!(lock, %owner, %error, "release abandoned");
                 break;
             };
             tracing::debug!(lock, %owner, %error, "release failed; retrying");
-            if refused_often && !self.is_refused() {
+            if is_refused {
                 tracing::warn!(lock, %owner, %error,
                     "release refused; the lock is free when its lease ends");
             }
@@ -426,10 +417,8 @@ pub(super) struct WarnIfDropped(pub(super) Option<HoldRef>);
 impl Drop for WarnIfDropped {
     fn drop(&mut self) {
         if let Some(hold_ref) = &self.0 {
-            if !hold_ref.is_refused() {
-                tracing::warn!(lock = hold_ref.hold.object.full_name(), owner = %hold_ref.hold.field,
-                    "no runtime to release the lock in; it is free when its lease ends");
-            }
+            tracing::warn!(lock = hold_ref.hold.object.full_name(), owner = %hold_ref.hold.field,
+                "no runtime to release the lock in; it is free when its lease ends");
             hold_ref.hold.state().ledger.settling_abandoned();
         }
     }

@@ -21,8 +21,6 @@ pub(crate) struct Progress {
     sent: AtomicBool,
     /// Whether the step was sent again after it had not been answered, so that its answer may be the one to a repetition.
     repeated: AtomicBool,
-    /// Whether the server refused to run the step, so that it had no effect.
-    refused: AtomicBool,
     /// Whether the last contact with the store was an answer.
     answered: AtomicBool,
     /// Whether `details` contains a wait queue.
@@ -75,17 +73,6 @@ impl Progress {
     pub(crate) fn mark_unsent(&self) {
         self.sent.store(false, Ordering::Relaxed);
         self.repeated.store(false, Ordering::Relaxed);
-        self.refused.store(false, Ordering::Relaxed);
-    }
-
-    /// Records that the server refused to run the step.
-    pub(crate) fn mark_refused(&self) {
-        self.refused.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether the server refused to run the step, and no earlier try may have taken effect.
-    pub(crate) fn was_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed) && !self.was_repeated()
     }
 
     /// Records that the step is about to be sent again: an earlier try was not answered, and may have taken effect.

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::sync::Arc;
@@ -464,12 +465,12 @@ impl<'a> CommandRequest<'a> {
             failure => {
                 connection.end_without_login(live, &failure);
                 let what = if is_denied_command(error) {
-                    self.progress.mark_refused();
                     "keys"
                 } else {
                     "keys, from which the script derives others"
                 };
-                failure.naming(what, self.keys.iter().map(|key| &**key))
+                let keys: BTreeSet<&str> = self.keys.iter().map(|key| &**key).collect();
+                failure.naming(what, keys.into_iter())
             }
         }
     }

@@ -144,9 +144,9 @@ async fn refused_login_names_the_server() {
     assert_matches!(error, Error::AuthenticationFailed { .. });
     let said = error.to_string();
     let mut sentinels = all.sentinels().iter();
-    let refused = |port| format!("the sentinel 127.0.0.1:{port} refused the login (");
+    let begin = |port| format!("the sentinel 127.0.0.1:{port} refused the login (");
     assert!(
-        sentinels.any(|one| said.starts_with(&refused(one.port()))),
+        sentinels.any(|one| said.starts_with(&begin(one.port()))),
         "{said}"
     );
     assert!(said.contains("`sentinel_password`"), "{said}");
