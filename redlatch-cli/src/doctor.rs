@@ -508,7 +508,7 @@ fn server_checks(server: &ServerReport) -> Vec<Row> {
     if let Some([commands, keys]) = &server.default_user
         && !(commands.starts_with("+@all") && keys == "~*")
     {
-        let detail = "a restart loses locks: the server reads its append-only file as the default user, whose rights are too few";
+        let detail = "a restart may lose locks: Redis 7.0 reads its append-only file as the default user, whose rights are too few";
         let row = Row::new(at("restarts of"), State::Degraded, detail);
         rows.push(row.change("user default off resetpass ~* &* +@all (docs/security.md)"));
     }

@@ -64,7 +64,7 @@ pub enum Error {
         id: String,
     },
 
-    /// The store's URL could not be parsed, or no sentinel knows a master of its name.
+    /// The store's URL could not be parsed.
     #[error("the store's URL is invalid: {reason}")]
     #[non_exhaustive]
     InvalidUrl {
@@ -280,7 +280,8 @@ pub enum Error {
         source: Option<ErrorSource>,
     },
 
-    /// The store replied with an error that has no variant of its own.
+    /// The store replied with an error that has no variant of its own, or no sentinel knows a master of the
+    /// name in the URL.
     #[error("the store refused the command: {reason}")]
     #[non_exhaustive]
     Refused {

@@ -85,7 +85,7 @@ pub(crate) struct Cron {
 /// Without NAME, prints a line for each job: its latest run, when it fires next, and how often it
 /// was skipped because another run lasted. Instead of its next time, `overdue` says that a time has
 /// passed by more than a minute and no machine has begun that run: perhaps none has the job in its
-/// crontab any more. With NAME, prints a line for each of the last 20 runs,
+/// crontab any more, or its schedule has changed. With NAME, prints a line for each of the last 20 runs,
 /// the latest first, and the output of the latest. Times are UTC.
 ///
 /// A run is running, ok, failed, or lost: its machine has died. The process in BY is `redlatch cron`,

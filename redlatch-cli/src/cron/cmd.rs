@@ -118,6 +118,8 @@ pub(crate) async fn run(line: Arc<Line>, run: Run, commands: Commands) -> Outcom
 struct Process {
     /// The run in messages.
     shown: String,
+    /// Whether another client has asked for the lock of the run, so that the command is being ended.
+    is_asked: bool,
     /// Completes when it has ended.
     ended: oneshot::Receiver<()>,
     /// When it is closed, the process ends the command as if the lock were lost. A byte ends it while the
@@ -205,6 +207,7 @@ fn start(
     });
     Ok(Process {
         shown,
+        is_asked: false,
         ended,
         lifeline: Some(lifeline),
         end: Some(end),
@@ -243,7 +246,7 @@ impl Process {
         asked: impl Future<Output = ()>,
     ) -> io::Result<(Result<String, String>, Vec<u8>)> {
         let mut timed_out = pin!(sleep(limit.unwrap_or(Duration::MAX)));
-        let (mut asked, mut is_asked) = (pin!(asked), false);
+        let mut asked = pin!(asked);
         let mut reason = None;
         loop {
             let has_lifeline = self.lifeline.is_some();
@@ -260,8 +263,8 @@ impl Process {
                     reason = Some(SIGNALED.to_owned());
                     self.lifeline = None;
                 }
-                () = &mut asked, if !is_asked => {
-                    is_asked = true;
+                () = &mut asked, if !self.is_asked => {
+                    self.is_asked = true;
                     if let Some(lifeline) = &mut self.lifeline {
                         // It fails only if the process has ended.
                         let _ = lifeline.write_all(&[0]);
@@ -281,7 +284,7 @@ impl Process {
         let ended = || code.unwrap_or_else(|| status.to_string());
         let how = match reason {
             Some(reason) => reason,
-            None if is_asked => format!("{ASKED}, {}", ended()),
+            None if self.is_asked => format!("{ASKED}, {}", ended()),
             None => ended(),
         };
         let how = match status.success() {
@@ -293,22 +296,21 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// The lock was lost. This process may have been stopped meanwhile, so the command may have ended by
-    /// itself.
+    /// The lock was lost. This process may have been stopped meanwhile, so the command may have ended
+    /// before.
     fn drop(&mut self) {
         let (Some(end), Ok(runtime)) = (self.end.take(), Handle::try_current()) else {
             return;
         };
-        let shown = std::mem::take(&mut self.shown);
+        let (shown, is_asked) = (std::mem::take(&mut self.shown), self.is_asked);
         runtime.spawn(async move {
             let Ok(End { status, _turn, .. }) = end.await else {
                 return;
             };
             let code = status.ok().and_then(|status| status.code());
             if let Some(code) = code.filter(|code| *code != i32::from(exit::LOST)) {
-                note!(
-                    "{shown}: its command had ended by itself when the loss was noticed: exit code {code}"
-                );
+                let how = if is_asked { "at a request to release" } else { "by itself" };
+                note!("{shown}: its command had ended {how} when the loss was noticed: exit code {code}");
             }
         });
     }

@@ -321,8 +321,8 @@ fn attempt_that_waits_does_not_begin_after_a_second_signal() {
 #[test]
 fn process_for_which_no_thread_can_wait_is_not_started() {
     let is_root = rustix::process::geteuid().is_root();
-    let outcomes = Mutex::new(BTreeSet::new());
-    for_each(&Vec::from_iter(1..=16), |limit| {
+    let outcomes = Mutex::new(BTreeMap::new());
+    let run = |limit: &u32| {
         let (temp_dir, name) = (TempDir::new(), unique("limited"));
         let file = temp_dir.path("crontab");
         std::fs::write(&file, format!("{} {name} true\n", soon(2))).unwrap();
@@ -339,12 +339,25 @@ fn process_for_which_no_thread_can_wait_is_not_started() {
         cron.signal(Signal::TERM);
         let stdout = cron.finish().stdout;
         let outcome = history(shared(), &name)["runs"][0]["outcome"].to_string();
+        (outcome != "null").then_some((outcome, stdout))
+    };
+    for_each(&Vec::from_iter(1..=16), |limit| {
+        // A thread that has ended counts for a moment, so with the smallest limit it starts only sometimes.
+        let Some((outcome, stdout)) = (0..6).find_map(|_| run(limit)) else {
+            return;
+        };
         let is_started = !outcome.contains("could not be started");
         assert!(is_started || stdout.is_empty(), "{limit}: {stdout}");
-        outcomes.lock().unwrap().insert(is_started);
+        let outcome = (is_started, outcome);
+        outcomes.lock().unwrap().insert(*limit, outcome);
     });
     let outcomes = outcomes.into_inner().unwrap();
-    assert!(outcomes.len() == 2 || !is_root, "{outcomes:?}");
+    let has = |wanted| {
+        outcomes
+            .values()
+            .any(|(is_started, _)| *is_started == wanted)
+    };
+    assert!(has(true) && has(false) || !is_root, "{outcomes:?}");
 }
 
 /// The signal finds it in its work, of which it prints how it is left.

@@ -94,13 +94,13 @@ fn refused_login_names_the_options_for_its_server() {
 
 /// It is no outage, whose end a command would wait for.
 #[test]
-fn unknown_name_of_the_master_is_a_wrong_url() {
+fn unknown_name_of_the_master_is_refused() {
     let url = shared_sentinels().url();
     let (sentinels, _) = url.rsplit_once('/').unwrap();
     let mut command = clean_command(&["run", &unique("unknown"), "--", "true"]);
     command.env("REDLATCH_URL", format!("{sentinels}/nobody"));
     let message = "no sentinel knows a master called \"nobody\"";
-    finish(command).expect(2).assert_stderr(message);
+    finish(command).expect(69).assert_stderr(message);
 }
 
 /// Without the required replicas no lock is granted, and the reason is printed.

@@ -87,9 +87,9 @@ impl History {
     }
 
     /// Returns the earliest firing that no machine has begun or skipped, if it was due more than a minute
-    /// before `now`. Then no machine schedules the job any more, or each delays it
-    /// ([`Scheduled::jitter`](super::Scheduled::jitter)), has missed it, or cannot acquire the lock of the
-    /// job. `None` while a run lasts: a firing may wait for its end.
+    /// before `now`, by the schedule of the latest run. Then no machine schedules the job any more, or its
+    /// schedule has changed since, or each delays it ([`Scheduled::jitter`](super::Scheduled::jitter)), has
+    /// missed it, or cannot acquire the lock of the job. `None` while a run lasts: a firing may wait for its end.
     pub fn overdue(&self, now: SystemTime) -> Option<SystemTime> {
         let first = self.schedule.as_ref()?.next_after(self.last_slot)?;
         let lasts = |run: &RunRecord| run.state == RunState::Running;

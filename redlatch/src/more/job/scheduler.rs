@@ -102,7 +102,7 @@ impl Run {
     /// Completes when another client asks for the lock of the run: [`Lock::ask`](crate::Lock::ask),
     /// [`Lock::revoke`](crate::Lock::revoke). Never with [`Overlap::Allow`]. See
     /// [`Guard::asked`](crate::Guard::asked). Work that ends then is not repeated, and has the outcome
-    /// that it returns.
+    /// that it returns. After the run it never completes.
     ///
     /// # Cancel safety
     ///
@@ -463,7 +463,7 @@ impl Scheduled {
                             job,
                             slot = utc(slot),
                             attempt,
-                            outcome = outcome.text,
+                            outcome = shortened(&outcome.text),
                             "a run failed"
                         );
                     }

@@ -106,7 +106,8 @@ pub(super) fn lacks_resp3(refusal: &ErrorReply) -> bool {
 
 /// Returns whether a server refuses a command for the permissions of its user, and has not begun to run its script.
 pub(super) fn is_denied_command(error: &ErrorReply) -> bool {
-    error.code() == "NOPERM" && !error.to_string().contains("script")
+    let of_script = ["in script", "executing the script"];
+    error.code() == "NOPERM" && !contains_any(&error.to_string(), &of_script)
 }
 
 /// Returns whether a server or proxy says that the keys of a command are in several slots.
@@ -228,7 +229,7 @@ impl ExchangeError {
         all: impl ExactSizeIterator<Item = &'a str>,
     ) -> ExchangeError {
         if let ExchangeError::Permanent(Error::NotPermitted { reason }) = &mut self
-            && contains_any(reason, &["key", "channel"])
+            && contains_any(reason, &["permissions to access", "can't access"])
             && all.len() > 0
         {
             *reason = format!("{reason}; {what}: {}", join_names(all));

@@ -170,7 +170,7 @@ impl Sentinels {
                 "no sentinel knows a master called {name:?}; after the last `/` is the name that is in \
                  `sentinel monitor` of their configuration"
             );
-            return Error::InvalidUrl { reason }.into();
+            return Error::Refused { reason }.into();
         }
         for ((at, _), answer) in self.sentinels.iter().zip(answers) {
             let Some(answer) = answer else { continue };
@@ -208,7 +208,7 @@ impl Sentinels {
                 address: at.to_string(),
                 master: answer
                     .map(|reply| Some(reply?.endpoint.to_string()))
-                    .map_err(ExchangeError::into_error),
+                    .map_err(|failure| failure.refused_by_sentinel(at).into_error()),
             }
         });
         join_all(queries).await
@@ -392,7 +392,7 @@ mod tests {
     /// A client must not wait for a master whose name is wrong, as in an outage. Of a name that was right, sentinels that are set
     /// up again may not know it for a while.
     #[test]
-    fn name_that_no_sentinel_has_ever_known_is_a_wrong_url() {
+    fn name_that_no_sentinel_has_ever_known_is_refused() {
         let at = [1, 2].map(|port| Endpoint::new("h", port));
         let sentinels = Sentinels::new(&at, ConnectionConfig::plain(), "main".into());
         let fails = |answers: [Option<SentinelAnswer>; 2]| {

@@ -93,7 +93,7 @@ async fn wrong_kind_of_url_is_reported() {
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");
     let error = refused(&unknown).await;
-    assert_matches!(error, Error::InvalidUrl { .. });
+    assert_matches!(error, Error::Refused { .. });
     assert!(error.to_string().contains("\"nobody\""), "{error}");
 
     let nowhere =
