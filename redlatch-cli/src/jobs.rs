@@ -106,12 +106,13 @@ pub(crate) fn to_json(history: &History, now: SystemTime) -> Job<'_> {
         output: &run.output,
     });
     let schedule = history.schedule.as_ref();
+    let next = next_run(history, now);
     Job {
         name: &history.name,
         schedule: schedule.map(|cron| cron.expression()),
         tz: schedule.map(|cron| cron.tz()),
-        next: next_run(history, now).ok().flatten().map(utc_time),
-        overdue: history.overdue(now).map(utc_time),
+        next: next.ok().flatten().map(utc_time),
+        overdue: next.err().map(utc_time),
         last_slot: utc_time(history.last_slot),
         skipped: history.skipped,
         runs: runs.collect(),

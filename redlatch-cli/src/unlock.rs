@@ -122,7 +122,7 @@ async fn report(name: &str, released: bool, wait: Duration) -> Result<u8, Failur
     Ok(exit::NOT_RELEASED)
 }
 
-/// Asks the holder. `known`: what was known about it before.
+/// Asks the holder to release the lock. `known`: the holder that the store named before.
 async fn ask_holder<K: Revocable>(
     lock: &Lock<K>,
     known: Option<&Holder>,

@@ -1099,8 +1099,7 @@ async fn dead_run_is_repeated_only_if_it_may_be() {
 #[tokio::test(start_paused = true)]
 async fn failed_run_is_recorded_and_the_next_firing_runs() {
     let fleet = Fleet::new("2027-01-01T00:00:30");
-    let job = fleet.utc_job("* * * * *").retry(2);
-    let job = job.timeout(SECOND);
+    let job = fleet.utc_job("* * * * *").retry(2).timeout(SECOND);
     let work = |run: Run| {
         let minute = utc(run.slot())[14..16].parse().unwrap();
         assert_ne!(minute, 1, "early");
@@ -1115,13 +1114,7 @@ async fn failed_run_is_recorded_and_the_next_firing_runs() {
             Ok(())
         }
     };
-    let (stop, stopped) = oneshot::channel::<()>();
-    let running = job.run_until(async { _ = stopped.await }, work);
-    let stopping = async {
-        sleep(6 * MINUTE).await;
-        drop(stop);
-    };
-    tokio::join!(running, stopping).0.unwrap();
+    job.run_until(sleep(6 * MINUTE), work).await.unwrap();
     let history = fleet.history().await;
     let ends = history
         .runs

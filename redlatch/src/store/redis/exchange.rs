@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,9 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tracing::Instrument as _;
 
 use super::connection::{LiveConnection, ReconnectingConnection, accepted, is_role_of_master};
-use super::exchange_error::{
-    ExchangeError, Retry, is_cross_slot, is_denied_command, is_only_for_subscriptions,
-};
+use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
 use super::pubsub::{SubscriptionMode, subscribing};
 use super::replicas::Replicas;
@@ -464,13 +461,7 @@ impl<'a> CommandRequest<'a> {
             }
             failure => {
                 connection.end_without_login(live, &failure);
-                let what = if is_denied_command(error) {
-                    "keys"
-                } else {
-                    "keys, from which the script derives others"
-                };
-                let keys: BTreeSet<&str> = self.keys.iter().map(|key| &**key).collect();
-                failure.naming(what, keys.into_iter())
+                failure.naming("keys", self.keys.iter().map(|key| &**key))
             }
         }
     }

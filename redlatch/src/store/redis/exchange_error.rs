@@ -1,5 +1,6 @@
 //! Failures of one exchange with a server, and when to retry.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -102,12 +103,6 @@ pub(super) fn is_unknown_command(refusal: &str) -> bool {
 /// Returns whether a server refuses HELLO because it does not know it, or the protocol.
 pub(super) fn lacks_resp3(refusal: &ErrorReply) -> bool {
     refusal.code() == "NOPROTO" || is_unknown_command(&refusal.to_string())
-}
-
-/// Returns whether a server refuses a command for the permissions of its user, and has not begun to run its script.
-pub(super) fn is_denied_command(error: &ErrorReply) -> bool {
-    let of_script = ["in script", "executing the script"];
-    error.code() == "NOPERM" && !contains_any(&error.to_string(), &of_script)
 }
 
 /// Returns whether a server or proxy says that the keys of a command are in several slots.
@@ -226,13 +221,19 @@ impl ExchangeError {
     pub(super) fn naming<'a>(
         mut self,
         what: &str,
-        all: impl ExactSizeIterator<Item = &'a str>,
+        all: impl Iterator<Item = &'a str>,
     ) -> ExchangeError {
         if let ExchangeError::Permanent(Error::NotPermitted { reason }) = &mut self
             && contains_any(reason, &["permissions to access", "can't access"])
-            && all.len() > 0
         {
-            *reason = format!("{reason}; {what}: {}", join_names(all));
+            let all: BTreeSet<&str> = all.collect();
+            if !all.is_empty() {
+                let others = match contains_any(reason, &["in script", "executing the script"]) {
+                    true => ", from which the script derives others",
+                    false => "",
+                };
+                *reason = format!("{reason}; {what}{others}: {}", join_names(all.into_iter()));
+            }
         }
         self
     }

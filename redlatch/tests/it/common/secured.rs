@@ -41,30 +41,21 @@ pub(crate) fn rules() -> Rules {
         lines.find(|line| *line == "```acl")?;
         lines.next()
     });
-    let rules = rules.map(|rule| rule.strip_prefix("user ").unwrap_or(rule));
-    let rules: Vec<&str> = rules.collect();
-    let [
-        app,
-        tagged,
-        reports,
-        cluster,
-        sentinel,
-        operator,
-        default_user,
-        replica_user,
-        sentinel_user,
-    ] = rules.try_into().expect("all rules");
-    Rules {
-        app,
-        tagged,
-        reports,
-        cluster,
-        sentinel,
-        operator,
-        default_user,
-        replica_user,
-        sentinel_user,
-    }
+    let mut rules = rules.map(|rule| rule.strip_prefix("user ").unwrap_or(rule));
+    let mut next = || rules.next().expect("all rules");
+    let all = Rules {
+        app: next(),
+        tagged: next(),
+        reports: next(),
+        cluster: next(),
+        sentinel: next(),
+        operator: next(),
+        default_user: next(),
+        replica_user: next(),
+        sentinel_user: next(),
+    };
+    assert_eq!(rules.next(), None);
+    all
 }
 
 /// Returns the name and password of the user with these rules.
