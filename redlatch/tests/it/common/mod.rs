@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use deployments::Deployment;
-use redlatch::kind::LockKind;
+use redlatch::kind::{LockKind, OwnedKind};
 use redlatch::{
     Acquire, Client, ClientBuilder, Embedded, Error, Expiry, Guard, HasLease, Lock, Loss,
     MultiLock, Owner, RedLock,
@@ -414,6 +414,18 @@ pub(crate) fn poll_until<T, W: Future + Unpin>(
             happened = event => happened,
         }
     }
+}
+
+/// Polls a waiter for a held lock until the store has refused its first attempt, so that it is in the queue of its client.
+pub(crate) async fn poll_until_refused<K: OwnedKind>(lock: &Lock<K>, waiting: impl Future + Unpin) {
+    let refused = async {
+        // A connection keeps order for attempts: these follow the waiter's own and its subscription. What only reads, as
+        // `is_locked`, has another connection if replicas confirm acquisitions.
+        for _ in 0..3 {
+            assert!(lock.try_lock().await.unwrap().is_none());
+        }
+    };
+    poll_until(waiting, refused).await;
 }
 
 /// Polls a waiter this many times. Then keeps it without polling until the shared server reports a

@@ -98,13 +98,7 @@ where
     W::Output: Send + 'static,
 {
     let mut waiting = Box::pin(waiting.into_future());
-    let held = async {
-        // The connection keeps order: these requests follow the waiter's attempt.
-        for _ in 0..3 {
-            assert!(lock.is_locked().await.unwrap());
-        }
-    };
-    poll_until(&mut waiting, held).await;
+    poll_until_refused(lock, &mut waiting).await;
     tokio::spawn(waiting)
 }
 

@@ -216,13 +216,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
     // A spin lock publishes nothing when it is released: the waiter polls.
     let held = other.spin_lock(&spin).lock().await.unwrap();
     let mut waiting = Box::pin(multi.lock().into_future());
-    let refused = async {
-        // The connection keeps order: these requests follow the waiter's attempt.
-        for _ in 0..3 {
-            assert!(client.spin_lock(&spin).is_locked().await.unwrap());
-        }
-    };
-    poll_until(&mut waiting, refused).await;
+    poll_until_refused(&client.spin_lock(&spin), &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     free(held).await;
     free(joined("spun", waiting).await).await;

@@ -497,18 +497,6 @@ async fn fair_lock_excludes_other_locks_of_the_same_name(store: TestStore) {
     assert_nothing_left(&[&client], &fair).await;
 }
 
-/// Polls a waiter for a held lock until the store has answered how long to wait.
-async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
-    let asked = async {
-        // The connection keeps order for attempts: these follow the waiter's own request and its
-        // subscription. With replicas, `is_locked` uses another connection.
-        for _ in 0..3 {
-            assert!(lock.try_lock().await.unwrap().is_none());
-        }
-    };
-    poll_until(&mut waiting, asked).await;
-}
-
 /// Through `Client::lock`: by a release, by force, and when the last waiter in the queue gives up.
 /// The leases end long after all of this.
 async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
@@ -518,7 +506,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     let held = || async { fair.lock().lease(10 * LONG).await.unwrap() };
     let guard = held().await;
     let mut waiting = plain.lock().into_future();
-    refused(&plain, &mut waiting).await;
+    poll_until_refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     free(guard).await;
     let next = within_limit("woken by a release", waiting).await;
@@ -526,7 +514,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
 
     let guard = held().await;
     let mut waiting = plain.lock().into_future();
-    refused(&plain, &mut waiting).await;
+    poll_until_refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     assert!(fair.force_unlock().await.unwrap());
     let next = within_limit("woken by a forced unlock", waiting).await;
@@ -552,7 +540,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     let mut queues = Box::pin(fair.lock().owner(me).lease(10 * LONG).into_future());
     poll_until(&mut queues, until_queued(&fair, 1)).await;
     let mut waiting = plain.lock().into_future();
-    refused(&plain, &mut waiting).await;
+    poll_until_refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     free(guard).await;
     // With replicas, the queued waiter's next attempt goes over another connection than the release, and may acquire.
