@@ -11,7 +11,7 @@ mod future_size;
 mod job;
 mod local_queues;
 mod locked;
-mod log;
+pub(crate) mod log;
 mod metrics;
 mod once;
 mod permit_hand_over;

@@ -5,6 +5,7 @@ use redlatch_testkit::{fake_sentinel, shared_sentinels};
 use super::sentinel_or_cluster::{Deployment, LASTING, failover, steady, until_renewed};
 use crate::common::prelude::*;
 use crate::common::runtime;
+use crate::features::log::log;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -248,8 +249,9 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
 #[test]
 fn unconfirmed_permits_of_an_ended_runtime_are_not_released_to_another_master() {
     let all = Sentinels::start();
-    let ending = tokio::runtime::Runtime::new().unwrap();
+    let ending = runtime();
     let (client, semaphore) = ending.block_on(awaiting_replicas(&all));
+    let (log, _guard) = log();
     // Used by the client, and driven only after the failover.
     let other = runtime();
     let used = other.block_on(semaphore.acquire_many(0).into_future());
@@ -257,6 +259,8 @@ fn unconfirmed_permits_of_an_ended_runtime_are_not_released_to_another_master() 
     ending.block_on(async {
         tokio::spawn(semaphore.try_acquire_many(2).into_future());
         acquired_on_all_servers(&all, &semaphore).await;
+        let answered = || log.lines(&["acquired", semaphore.name(), "permits=2"]).len() == 1;
+        until("the client knows it", async || answered()).await;
     });
     drop(ending);
     assert_eq!(client.status().background, 1);
