@@ -259,7 +259,11 @@ fn unconfirmed_permits_of_an_ended_runtime_are_not_released_to_another_master() 
     ending.block_on(async {
         tokio::spawn(semaphore.try_acquire_many(2).into_future());
         acquired_on_all_servers(&all, &semaphore).await;
-        let answered = || log.lines(&["acquired", semaphore.name(), "permits=2"]).len() == 1;
+        let answered = || {
+            log.lines(&["acquired", semaphore.name(), "permits=2"])
+                .len()
+                == 1
+        };
         until("the client knows it", async || answered()).await;
     });
     drop(ending);
