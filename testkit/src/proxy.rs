@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use pair::Pair;
 
 use crate::server::Server;
+use crate::until::TIMEOUT;
 
 /// Interval at which a pending connection to the server is checked for whether it is still wanted.
 const CONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -269,10 +270,8 @@ impl Proxy {
     /// Waits until some data has been discarded. If it was an answer, the server has executed the
     /// command.
     pub fn wait_until_discarded(&self) {
-        let mut state = self.shared.lock();
-        while state.discarded == 0 {
-            state = self.shared.wait(state);
-        }
+        self.shared
+            .wait_until("discarded", |state| state.discarded > 0);
     }
 
     /// Loses the answer to the next script that a client sends, whatever else is sent and answered before. After that request its
@@ -284,10 +283,8 @@ impl Proxy {
 
     /// Waits until the server has executed the script whose answer is lost.
     pub fn wait_until_lost(&self) {
-        let mut state = self.shared.lock();
-        while state.answer != NextAnswer::Lost {
-            state = self.shared.wait(state);
-        }
+        let is_lost = |state: &State| state.answer == NextAnswer::Lost;
+        self.shared.wait_until("the answer is lost", is_lost);
     }
 
     fn end_all(&self, end: impl Fn(&Pair)) {
@@ -325,6 +322,15 @@ impl Shared {
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Panics if it takes too long: nothing else ends a test in which a thread waits.
+    #[track_caller]
+    fn wait_until(&self, what: &str, holds: impl Fn(&State) -> bool) {
+        let lacks = |state: &mut State| !holds(state);
+        let waited = self.changed.wait_timeout_while(self.lock(), TIMEOUT, lacks);
+        let (state, _) = waited.unwrap_or_else(|e| e.into_inner());
+        assert!(holds(&state), "never happened: {what}");
     }
 
     /// Connects a client with the server, unless all connections are ended first. The lock is not

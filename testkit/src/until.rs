@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Longer than any condition takes to become true, even on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Polls until `check` succeeds, and returns its result. The error of `check` names the
 /// missing condition.

@@ -53,7 +53,10 @@ async fn possibly_lost_permits_are_logged() {
         same.try_set_permits(9).await.unwrap();
         // Loads the scripts, so that the unanswered request is the step itself.
         same.acquire().await.unwrap().release().await.unwrap();
-        client.semaphore(name)
+        let semaphore = client.semaphore(name);
+        // The client knows that its former connection was cut, and has another one.
+        retry_transient(|| semaphore.available()).await;
+        semaphore
     };
 
     // The caller got a timeout, and then the connection breaks.
