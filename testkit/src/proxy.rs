@@ -270,8 +270,8 @@ impl Proxy {
     /// Waits until some data has been discarded. If it was an answer, the server has executed the
     /// command.
     pub fn wait_until_discarded(&self) {
-        self.shared
-            .wait_until("discarded", |state| state.discarded > 0);
+        let is_any = |state: &State| state.discarded > 0;
+        self.shared.wait_until("discarded", is_any);
     }
 
     /// Loses the answer to the next script that a client sends, whatever else is sent and answered before. After that request its

@@ -250,8 +250,7 @@ fn waiter_gets_a_permit_after_data_loss() {
         let holder = hold(&server, &options, &name);
         let args = [&["run"], &options[..], &[&name, "--", "echo", "got"]].concat();
         let waiter = Running::start(redlatch(&server, &args));
-        let channel = format!("redisson_sc:{{{name}}}");
-        until("it waits", || subscribers(&server, &channel) == 1);
+        until("it waits", || permit_waiters(&server, &name) == 1);
         let () = server.command(&["FLUSHALL"]);
         holder.finish().expect(74);
         assert_eq!(waiter.finish().expect(0).stdout, "got\n");
@@ -265,8 +264,7 @@ fn waiter_for_a_permit_can_time_out_and_be_ended() {
     let options = ["--permits", "1", "--watchdog", "100ms"];
     let holder = hold(shared(), &["--permits", "1"], &name);
     let waiter = start(&options, &name, "true");
-    let channel = format!("redisson_sc:{{{name}}}");
-    until("it waits", || subscribers(shared(), &channel) == 1);
+    until("it waits", || permit_waiters(shared(), &name) == 1);
     waiter.signal(Signal::TERM);
     waiter.finish().expect(143);
 

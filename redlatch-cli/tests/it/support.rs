@@ -234,6 +234,11 @@ pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
     subscribers(server, &format!("redisson_lock__channel:{{{name}}}")) - 1
 }
 
+/// The same for a permit.
+pub(crate) fn permit_waiters(server: &Server, name: &str) -> i64 {
+    subscribers(server, &format!("redisson_sc:{{{name}}}")) - 1
+}
+
 /// Returns the number of connections that are subscribed to a channel.
 pub(crate) fn subscribers(server: &Server, channel: &str) -> i64 {
     let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);

@@ -109,10 +109,12 @@ impl Job<'_> {
         found
     }
 
-    /// Returns whether the end of a run was certainly recorded.
+    /// Returns whether the end of a run was certainly recorded. A process that is stopped after it has checked the lock can
+    /// end the work when it continues, and another one may run the slot by then.
     fn has_ended(&self, ran: Ran<'_>) -> bool {
         let ended = ran.section.released.filter(|_| !ran.section.was_lost());
-        ended.is_some_and(|ended| self.is_quiet(ended, ended + self.history.lease, &[]))
+        let checked = ran.section.valid_until.unwrap_or(ran.begun);
+        ended.is_some_and(|ended| self.is_quiet(checked, ended + self.history.lease, &[]))
     }
 
     /// Finds slots that were not run although a process could do so.
@@ -498,6 +500,21 @@ mod tests {
         assert_eq!(found(&history), [(Rule::SlotRepeated, 5_000)]);
         history.windows.push(window(5_900, 6_000));
         assert_eq!(found(&history), []);
+    }
+
+    #[test]
+    fn process_that_was_stopped_after_its_last_check_may_end_the_work_too_late() {
+        let stopped = |from: Time, until: Time| {
+            let mut late = run("job:4", 5, 1, 5_000, 9_600);
+            (late.process, late.valid_until) = (1, Some(6_000 * MS));
+            let runs = vec![late, run("job:4", 5, 2, 9_500, 9_700)];
+            let mut history = scheduled("job:4", 9_900, runs);
+            let stops = &mut history.processes.entry(1).or_default().stopped;
+            stops.push((from * MS, Some(until * MS)));
+            found(&history)
+        };
+        assert_eq!(stopped(6_001, 9_599), []);
+        assert_eq!(stopped(5_001, 5_999), [(Rule::SlotRepeated, 5_000)]);
     }
 
     #[test]

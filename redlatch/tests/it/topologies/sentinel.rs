@@ -62,7 +62,8 @@ async fn majority_of_sentinels_is_believed() {
     let with_fake = format!("127.0.0.1:{fake_port},127.0.0.1:");
     let url = all.url().replacen("127.0.0.1:", &with_fake, 1);
     let url = format!("{url}?sentinel_password={secret}");
-    let client = connect(long_timeout(), &url).await;
+    // However long the failover takes.
+    let client = connect(long_timeout().watchdog_lease(10 * LONG), &url).await;
     let guard = retry_transient(|| client.lock("a").lock()).await;
     let old = all.master();
     assert!(all.command::<bool>(old, &["EXISTS", "a"]));
@@ -259,12 +260,9 @@ fn unconfirmed_permits_of_an_ended_runtime_are_not_released_to_another_master() 
     ending.block_on(async {
         tokio::spawn(semaphore.try_acquire_many(2).into_future());
         acquired_on_all_servers(&all, &semaphore).await;
-        let answered = || {
-            log.lines(&["acquired", semaphore.name(), "permits=2"])
-                .len()
-                == 1
-        };
-        until("the client knows it", async || answered()).await;
+        let acquired = ["acquired", semaphore.name(), "permits=2"];
+        let known = async || log.lines(&acquired).len() == 1;
+        until("the client knows it", known).await;
     });
     drop(ending);
     assert_eq!(client.status().background, 1);
