@@ -269,6 +269,10 @@ impl Proxy {
 
     /// Waits until some data has been discarded. If it was an answer, the server has executed the
     /// command.
+    ///
+    /// # Panics
+    ///
+    /// If it takes too long.
     pub fn wait_until_discarded(&self) {
         let is_any = |state: &State| state.discarded > 0;
         self.shared.wait_until("discarded", is_any);
@@ -282,6 +286,10 @@ impl Proxy {
     }
 
     /// Waits until the server has executed the script whose answer is lost.
+    ///
+    /// # Panics
+    ///
+    /// If it takes too long.
     pub fn wait_until_lost(&self) {
         let is_lost = |state: &State| state.answer == NextAnswer::Lost;
         self.shared.wait_until("the answer is lost", is_lost);
@@ -324,8 +332,7 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Panics if it takes too long: nothing else ends a test in which a thread waits.
-    #[track_caller]
+    /// Waits until the state is such. Panics if that takes too long: nothing else ends a test in which a thread waits.
     fn wait_until(&self, what: &str, holds: impl Fn(&State) -> bool) {
         let lacks = |state: &mut State| !holds(state);
         let waited = self.changed.wait_timeout_while(self.lock(), TIMEOUT, lacks);

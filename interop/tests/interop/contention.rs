@@ -147,7 +147,7 @@ fn a_fair_lock(redisson: Library) {
                 }
             }
             ["del", key] if key == name => holder = None,
-            // The waiter asked again before it knew that the release had granted it the lock.
+            // The holder repeats its request: as a waiter it sent that before it learned that a release had granted it the lock.
             ["hset", key, owner, "1"] if key == name && holder.as_deref() == Some(owner) => {}
             ["hset" | "hincrby", key, owner, "1"] if key == name => {
                 match next.take() {

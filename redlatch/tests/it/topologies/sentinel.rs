@@ -62,7 +62,7 @@ async fn majority_of_sentinels_is_believed() {
     let with_fake = format!("127.0.0.1:{fake_port},127.0.0.1:");
     let url = all.url().replacen("127.0.0.1:", &with_fake, 1);
     let url = format!("{url}?sentinel_password={secret}");
-    // However long the failover takes.
+    // The hold outlasts the failover, however long that takes.
     let client = connect(long_timeout().watchdog_lease(10 * LONG), &url).await;
     let guard = retry_transient(|| client.lock("a").lock()).await;
     let old = all.master();
