@@ -11,7 +11,7 @@
 --          the end; 'keeper', which no request has
 -- ARGV[6]  number of fields of the hash if no other hold is in it; 0: other holds may be in it
 -- ARGV[7]  the requests to release the lock: sorted set owner -> timestamp in ms until which its hold may be renewed; empty:
---          they do not count
+--          they do not count, and remain
 -- ARGV[8]  1: waiters are woken
 -- ARGV[9]  for a waiter: number of this client's subscriptions to the channel; -1: do not count other subscribers
 -- ARGV[10] of a fenced lock whose tokens follow the clock, for a waiter: see clock_token.lua
@@ -64,8 +64,9 @@ if limit and successor == 'returned' then
     lease = math.min(lease, left_until(limit))
 elseif limit then
     return limit > 900000000000000 and -2 or left_until(limit) + 2
-elseif successor == 'keeper' and ARGV[7] ~= '' then
-    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+elseif (successor == 'keeper' or not held) and ARGV[7] ~= '' then
+    -- The owner's hold has ended, as with a release. pcall: without permission, or while the slot moves, the request remains
+    -- until it expires.
     redis.pcall('ZREM', ARGV[7], ARGV[1])
 end
 if held and KEYS[2] then

@@ -16,7 +16,8 @@
 //! 6. Nor is a ticket that [gets its hold back](To::ReturnedTicket), because its adoption did not
 //!    succeed. A request for the hold of the adopter is then one for the ticket, and limits its lease.
 //!    So does a request for the ticket if the step was repeated.
-//! 7. Waiters in the store are woken, because the lease that they know of may be longer. They learn
+//! 7. If the owner's hold has ended, a request for it ends, too, as with a release.
+//! 8. Waiters in the store are woken, because the lease that they know of may be longer. They learn
 //!    the new end, and sleep until then.
 //!
 //! Invariant: from the acquisition until the end of the new lease, no other step acquires the lock.
@@ -185,12 +186,14 @@ pub(crate) fn handoff<'a>(
         }
         let mut lease = lease.duration();
         match (to, request) {
-            (To::Keeper, _) => requests::remove(keyspace, requests.as_deref(), &from.field),
-            (To::ReturnedTicket, _) if held => {
+            _ if !held || matches!(to, To::Keeper) => {
+                requests::remove(keyspace, requests.as_deref(), &from.field);
+            }
+            (To::ReturnedTicket, _) => {
                 lease = request.limit(lease);
                 requests::move_to(keyspace, from, successor, lease);
             }
-            (_, Renewed::Asked { limit }) if held => return Err(asked(from, limit)),
+            (_, Renewed::Asked { limit }) => return Err(asked(from, limit)),
             _ => {}
         }
         let mut token = 0;

@@ -7,7 +7,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
+use crate::hold::HoldKind as _;
 use crate::session::check_handoff;
+use crate::store::embedded::failure_injection::Failure::Repeated;
 use crate::test_prelude::{SECOND, clients, run_others};
 use crate::{Guard, Lock, MultiLock, Owner};
 
@@ -329,6 +331,33 @@ async fn asked_hold_is_released_to_all_instead_of_transferred() {
         sleep(10 * LEASE).await;
         assert!(next.is_valid());
     }
+}
+
+/// A release that would acquire the lock for a waiter is repeated, and finds that the hold has ended.
+/// Its owner has no unsettled change then, so its next acquisition sends no release first.
+#[tokio::test(start_paused = true)]
+async fn hold_after_repeated_transfer_is_not_asked() {
+    let (store, [client, other]) = clients();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    let guard = lock.lock().owner(me).await.unwrap();
+    let next = tokio::spawn(lock.lock().owner(Owner::new()).into_future());
+    run_others().await;
+    other.lock("a").revoke(SECOND).await.unwrap();
+    // Until the waiter has been refused once more.
+    run_others().await;
+    // The hold ends in the store as its lease does: without a message, and the request remains.
+    let hold = guard.hold_ref().hold.clone();
+    hold.state().acquires_again = false;
+    let end = lock.kind.undo(&hold, 0).unwrap();
+    let session = &guard.hold_ref().session;
+    assert!(session.store.run_idempotent(&end).await.unwrap());
+    hold.state().acquires_again = true;
+    store.fail([Repeated]);
+    guard.unlock().await.unwrap();
+    next.await.unwrap().unwrap().unlock().await.unwrap();
+    let again = lock.lock().owner(me).await.unwrap();
+    sleep(10 * LEASE).await;
+    assert!(again.is_valid() && !is_asked(&again).await);
 }
 
 /// An offer of the hold may be open when the request arrives.
