@@ -207,9 +207,12 @@ impl Hold {
     }
 
     /// Returns the key of the requests from which a release has to remove the owner. `None`: the owner acquires the object no more,
-    /// so a request that remains until it expires affects no hold.
+    /// so a request that remains until it expires affects no hold. Behind an attempt, another one may follow.
     pub(crate) fn requests_key(&self) -> Option<String> {
-        let acquires_again = self.state().acquires_again;
+        let acquires_again = {
+            let state = self.state();
+            state.acquires_again || state.ledger.has_attempt_in_flight()
+        };
         acquires_again.then(|| self.object.requests_key())
     }
 

@@ -370,6 +370,7 @@ impl HoldState {
     /// Replaces `earlier`: see [`Hold::superseding`](super::Hold::superseding).
     pub(super) fn supersede(&mut self, earlier: &mut HoldState) {
         earlier.superseded = true;
+        self.acquires_again = true;
         self.ledger = Ledger::after_loss(&earlier.ledger);
         self.period = earlier.period.after_loss(self.period.began);
     }

@@ -4,8 +4,13 @@
 -- waits. Returns nil: it holds the object; else the ms after which to retry at the latest.
 --
 -- `wait`: how long the object is kept for this owner once its turn has come, in ms; 0: it does not wait. `number`: of the request,
--- if the owner accepts a grant; else '0'.
-local function acquire_in_turn(owner, lease, wait, channel, grace, number)
+-- if the owner accepts a grant; else '0'. `requests`: to release the object; empty if it does not wait.
+local function acquire_in_turn(owner, lease, wait, channel, grace, number, requests)
+    if requests ~= '' then
+        -- The object may have been granted to the owner before, which was asked, but has not seen the grant. pcall: without
+        -- permission, or while the slot moves, the request remains until it expires.
+        redis.pcall('ZREM', requests, owner)
+    end
     if redis.call('EXISTS', KEYS[2]) == 0 then
         local left = left_for(owner)
         if not left then

@@ -8,14 +8,15 @@
 -- ARGV[5]  channel
 -- ARGV[6]  grace period in ms
 -- ARGV[7]  number of the request, if the owner accepts a grant; else 0
--- ARGV[8]  number of all permits
+-- ARGV[8]  the requests to release the object; empty if the request does not wait
+-- ARGV[9]  number of all permits
 -- Returns  nil: the owner holds the object with this count
 --          0: more than one hold was requested, but the owner has none: the hold to re-enter was lost; or the object is free, but
 --          kept for another owner, and the request does not wait
 --          -3: the owner reads, so it would wait for itself
 --          else the ms after which to retry at the latest
 local field, lease, wait = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
-local refused = load_holders(ARGV[8])
+local refused = load_holders(ARGV[9])
 if refused then
     return refused
 end
@@ -36,4 +37,4 @@ if ends[field .. ':write'] then
     hold(field, lease)
     return nil
 end
-return acquire_in_turn(field, lease, wait, ARGV[5], tonumber(ARGV[6]), ARGV[7])
+return acquire_in_turn(field, lease, wait, ARGV[5], tonumber(ARGV[6]), ARGV[7], ARGV[8])

@@ -27,6 +27,7 @@ enum Move {
     Release {
         ids: Vec<(u8, u8)>,
         mode: ReleaseMode,
+        again: bool,
     },
     Renew {
         owner: u8,
@@ -85,7 +86,7 @@ fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
         10 => (owner.clone(), n.clone(), lease.clone(), prop_oneof![3 => Just(0), 1 => 1..6u32])
             .prop_map(|(owner, n, lease, permits)| Move::Acquire { owner, n, lease, permits }),
-        8 => (ids, mode).prop_map(|(ids, mode)| Move::Release { ids, mode }),
+        8 => (ids, mode, any::<bool>()).prop_map(|(ids, mode, again)| Move::Release { ids, mode, again }),
         6 => (owner, n, lease.clone())
             .prop_map(|(owner, n, lease)| Move::Renew { owner, n, lease: lease - 1 }),
         8 => (0..8u32, any::<bool>()).prop_map(|(permits, if_absent)| Move::Set { permits, if_absent }),
@@ -179,10 +180,11 @@ fn lua_and_rules_agree() {
                     Err(_) => seen.wrong_kind += 1,
                 }
             }
-            Move::Release { ids, mode } => {
+            Move::Release { ids, mode, again } => {
                 let ids: Vec<_> = ids.iter().copied().map(id).collect();
                 let (joined, mode) = (&join_ids(&ids), *mode);
-                let step = rules::release(&keys, joined, mode);
+                let requests = again.then(|| keys.object.requests_key());
+                let step = rules::release(&keys, joined, mode, requests);
                 let out = harness.step(&step).await.unwrap_or(0);
                 count(&mut seen.released, out > 0 && mode == ReleaseMode::Held);
                 count(&mut seen.released_only_some, out > 0 && out < ids.len());

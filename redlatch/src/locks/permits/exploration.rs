@@ -139,7 +139,7 @@ impl Model for Ends {
             }
             Step::Release { owner, n } => {
                 let (ids, mode) = (&ids(owner, n), ReleaseMode::Held);
-                let release = rules::release(&keys, ids, mode);
+                let release = rules::release(&keys, ids, mode, None);
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let known = ends.iter().flatten().filter(|end| **end > now).count();
                 ends.fill(None);

@@ -565,7 +565,7 @@ impl ExpirableSemaphore {
         let ids = &join_ids(ids);
         let waiting = &self.lock.session.waiting;
         waiting.record_release(keys.object.channel());
-        let step = rules::release(keys, ids, mode);
+        let step = rules::release(keys, ids, mode, None);
         let (store, progress) = (&self.lock.session.store, Progress::default());
         let answer = store
             .run(&step, None, Delivery::IMMEDIATE, &progress)
@@ -691,7 +691,7 @@ impl HoldKind for Permits {
             0 => ReleaseMode::Held,
             _ => ReleaseMode::CountOnly,
         };
-        let step = rules::release(&self.keys, ids, mode);
+        let step = rules::release(&self.keys, ids, mode, params.requests_key());
         step.map(move |released| Ok(released == split_ids(ids).count()))
     }
 

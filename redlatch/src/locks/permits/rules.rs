@@ -230,23 +230,30 @@ pub(super) enum ReleaseMode {
     CountOnly,
 }
 
-/// Releases permits. Replies how many of them were held.
+/// Releases permits. Replies how many of them were held. `requests`: from which the ids are removed, because they may be acquired
+/// again.
 pub(super) fn release<'a>(
     keys: &'a PermitKeys,
     ids: &'a str,
     mode: ReleaseMode,
+    requests: Option<String>,
 ) -> Step<'a, usize> {
     let which = match mode {
         ReleaseMode::Held => "any",
         ReleaseMode::AllOrNone => "all",
         ReleaseMode::CountOnly => "none",
     };
+    let mut args = args![ids, which];
+    args.extend(requests.clone().map(Arg::from));
     on_semaphore(
         keys,
         script!("prelude.lua", "release.lua"),
-        args![ids, which],
+        args,
         |reply| Ok(usize::try_from(reply.integer()?).unwrap_or(0)),
         move |semaphore| {
+            for id in split_ids(ids) {
+                requests::remove(semaphore.keyspace, requests.as_deref(), id);
+            }
             let held_count = match semaphore.available {
                 Some(_) => semaphore.count_held(ids)?,
                 None => 0,

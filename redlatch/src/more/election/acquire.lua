@@ -6,7 +6,7 @@
 -- KEYS[6]  the latest term: hash with epoch, leader, value and revision, which never expires
 -- KEYS[7]  the fencing token of the lock, which never expires: the latest epoch, or the number to which it was advanced since
 -- ARGV     see fair_lock/acquire.lua
--- ARGV[8]  value
+-- ARGV[9]  value
 -- Returns  { epoch }: the candidate leads
 --          else as `acquire_lock`
 local candidate = ARGV[1]
@@ -34,7 +34,7 @@ local begun, refused = pcall(function()
     redis.call('INCR', KEYS[7])
     -- Read as text, because Lua numbers are not exact.
     epoch = redis.call('GET', KEYS[7])
-    redis.call('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[8], 'revision', '0')
+    redis.call('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[9], 'revision', '0')
 end)
 if not begun then
     -- It would lead without a term.

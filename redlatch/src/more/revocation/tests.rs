@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::error::{Error, Loss, Result};
 use crate::hold::HoldKind as _;
 use crate::session::check_handoff;
-use crate::store::embedded::failure_injection::Failure::Repeated;
+use crate::store::embedded::failure_injection::Failure::{Repeated, Unconfirmed};
 use crate::test_prelude::{SECOND, clients, run_others};
 use crate::{Guard, Lock, MultiLock, Owner};
 
@@ -358,6 +358,72 @@ async fn hold_after_repeated_transfer_is_not_asked() {
     let again = lock.lock().owner(me).await.unwrap();
     sleep(10 * LEASE).await;
     assert!(again.is_valid() && !is_asked(&again).await);
+}
+
+/// A hold was lost, and a guard of it is dropped before the next request of its owner has sent
+/// anything: its release settles the next hold.
+#[tokio::test(start_paused = true)]
+async fn hold_that_a_guard_of_a_lost_one_settles_is_not_asked() {
+    let (_, [client, other]) = clients();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    let guard = lock.lock().owner(me).await.unwrap();
+    other.lock("a").revoke(SECOND).await.unwrap();
+    assert!(other.lock("a").force_unlock().await.unwrap());
+    guard.lost().await;
+    let next = lock.erased().hold_ref(me).unwrap();
+    drop(guard);
+    client.flush().await;
+    let again = lock.lock().owner(me).await.unwrap();
+    drop(next);
+    sleep(10 * LEASE).await;
+    assert!(again.is_valid() && !is_asked(&again).await);
+}
+
+/// Replicas do not confirm an acquisition in time. It is released, and the request tries again for
+/// the same owner, which another client has asked meanwhile.
+#[tokio::test(start_paused = true)]
+async fn request_that_tries_again_is_not_asked() {
+    let (store, [client, other]) = clients();
+    let (lock, semaphore) = (client.lock("a"), client.expirable_semaphore("s"));
+    semaphore.try_set_permits(1).await.unwrap();
+    let unconfirmed = || {
+        store.fail([Unconfirmed]);
+        store.delay_answers([SECOND]);
+    };
+    unconfirmed();
+    let request = lock.lock().outage_limit(None).into_future();
+    let request = tokio::spawn(request);
+    run_others().await;
+    assert!(other.lock("a").revoke(SECOND).await.unwrap().is_some());
+    let guard = request.await.unwrap().unwrap();
+    unconfirmed();
+    let request = semaphore.acquire().outage_limit(None).into_future();
+    let request = tokio::spawn(request);
+    run_others().await;
+    let theirs = other.expirable_semaphore("s");
+    let held = theirs.held_permits().await.unwrap();
+    assert!(theirs.revoke(held[0].id, SECOND).await.unwrap());
+    let permit = request.await.unwrap().unwrap();
+    sleep(10 * LEASE).await;
+    assert!(guard.is_valid());
+    assert!(permit.is_valid());
+}
+
+/// The store grants a fair lock to a request that is not polled, a peer revokes this hold, and it
+/// ends.
+#[tokio::test(start_paused = true)]
+async fn request_whose_unseen_grant_was_revoked_is_not_asked_again() {
+    let (_, [client, other]) = clients();
+    let (lock, theirs) = (client.fair_lock("a"), other.fair_lock("a"));
+    let guard = theirs.lock().await.unwrap();
+    let mut parked = lock.lock().into_future();
+    assert!(timeout(Duration::ZERO, &mut parked).await.is_err());
+    guard.unlock().await.unwrap();
+    assert!(theirs.revoke(SECOND).await.unwrap().is_some());
+    sleep(2 * LEASE).await;
+    let guard = parked.await.unwrap();
+    sleep(10 * LEASE).await;
+    assert!(guard.is_valid());
 }
 
 /// An offer of the hold may be open when the request arrives.
