@@ -56,6 +56,8 @@ pub(crate) struct Period {
     pub(crate) longest: Duration,
     /// Boxed: few holds have any.
     limits: Option<Box<RunningLimits>>,
+    /// Whether the holder has released it, and no other request has it yet.
+    pub(crate) passes_on: bool,
     /// Whether the owner was asked to release what the store has granted.
     is_asked: bool,
     /// When the hold is lost because it was revoked.
@@ -79,6 +81,7 @@ impl Period {
             checked_end: now,
             longest: Duration::ZERO,
             limits: None,
+            passes_on: false,
             is_asked: false,
             revoked_at: None,
             retained_until: None,
@@ -106,7 +109,8 @@ impl Period {
 
     /// Begins the period of the next request that has the same grant.
     pub(super) fn pass_on(&mut self, now: Instant) {
-        (self.id, self.began, self.limits) = (PeriodId::next(), now, None);
+        (self.id, self.began) = (PeriodId::next(), now);
+        self.begin_to_pass_on();
     }
 
     /// Records that an attempt is about to be sent which is no re-entry: its owner is not asked to release what it had before.
@@ -133,9 +137,10 @@ impl Period {
         self.limits.get_or_insert_default().merge(limits);
     }
 
-    /// Ends the limits: the holder has released the hold, or is about to.
-    pub(crate) fn end_limits(&mut self) {
-        self.limits = None;
+    /// Records that the holder has released the hold, which may pass on. Its limits end, because it was in time, and it is not renewed
+    /// any more: it must not be kept if the task that passes it on hangs.
+    pub(super) fn begin_to_pass_on(&mut self) {
+        (self.limits, self.passes_on) = (None, true);
     }
 
     /// Records that the holder still works.
@@ -184,7 +189,7 @@ impl Period {
         if let Some(end) = end {
             self.extend(limit.map_or(end, |limit| limit.min(end)));
         }
-        self.checked_end = end.map_or(self.end, |end| end.max(self.end));
+        self.checked_end = end.unwrap_or(self.end);
     }
 
     /// Records that the store asks the owner to release, at the latest at `limit`. Of several requests the earliest limit

@@ -123,7 +123,7 @@ pub(crate) struct HoldState {
     /// Whether a caller has the ids of these permits, with which others may release them.
     pub(crate) ids_are_shared: bool,
     /// Whether a request may acquire the object for this owner after a release: the caller has named
-    /// the owner, a guard's request continues the hold, or it settles an earlier attempt first.
+    /// the owner, a guard's request continues the hold, it settles an earlier attempt first, or the hold follows a lost one.
     pub(crate) acquires_again: bool,
     /// Whether a request has left what the store remembers of it, such as its place in a fair queue,
     /// to the owner's next request that waits.
@@ -194,6 +194,10 @@ impl HoldState {
             None if self.count > 0 => {
                 self.period.extend(end);
                 self.period.longest = self.period.longest.max(lease);
+                if renewed {
+                    // It may be the first one that is renewed.
+                    self.period.checked_end = self.period.checked_end.min(end);
+                }
             }
             None if lease.is_zero() => return Err(Loss::LeaseEnded),
             None => {
@@ -204,6 +208,7 @@ impl HoldState {
         }
         self.count += 1;
         self.renewed += u32::from(renewed);
+        self.period.passes_on = false;
         self.left_place = false;
         Ok(())
     }
@@ -233,6 +238,7 @@ impl HoldState {
     pub(crate) fn remove_guard(&mut self, renewed: bool) -> u64 {
         self.count = self.count.saturating_sub(1);
         self.renewed = self.renewed.saturating_sub(u32::from(renewed));
+        self.period.passes_on = false;
         self.ledger.guard_removed()
     }
 
@@ -283,8 +289,7 @@ impl HoldState {
         let handoff = chain.local_handoff(may_check_first, released_at, random_fraction);
         match handoff {
             Ok(_) => self.period.pass_on(now),
-            // It was released in time, however long the question takes.
-            Err(NoHandoff::CheckFirst) => self.period.end_limits(),
+            Err(NoHandoff::CheckFirst) => self.period.begin_to_pass_on(),
             Err(NoHandoff::Release) => {}
         }
         handoff
@@ -307,7 +312,7 @@ impl HoldState {
 
     /// Returns whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.renewed > 0 && self.period.loss.is_none()
+        self.renewed > 0 && self.period.loss.is_none() && !self.period.passes_on
     }
 
     /// Records the answer to a release: see [`Ledger::release_answered`].
@@ -474,7 +479,7 @@ impl HoldState {
             });
         }
         self.held_period()?;
-        let is_renewed = self.renewed > 0;
+        let is_renewed = self.is_renewed();
         let WatchdogState {
             suspect,
             not_before,
@@ -872,8 +877,8 @@ mod tests {
             next_watch(&state, TIMES, now),
             Some((end, WatchAction::Expire))
         );
-        state.add_guard(now + SECOND, true, now).unwrap();
-        let due = now + 4 * SECOND;
+        state.add_guard(now + 8 * SECOND, true, now).unwrap();
+        let due = now + 2 * SECOND;
         assert_eq!(
             next_watch(&state, TIMES, now),
             Some((due, WatchAction::Renew))
@@ -1034,7 +1039,7 @@ mod tests {
         assert_eq!(asks(&mut state, now), Some(false));
         assert!(state.held_period() > first);
         assert_eq!((state.count, state.period.end), (1, now + LEASE));
-        assert!(state.is_renewed() && state.ledger.is_settled());
+        assert!(!state.is_renewed() && state.ledger.is_settled());
     }
 
     #[test]

@@ -124,8 +124,13 @@ impl HoldRef {
         }
     }
 
+    /// Returns whether this is the reference of a guard that was removed.
+    fn has_removed_guard(&self) -> bool {
+        !matches!(self.removed_at.load(Ordering::Relaxed), 0 | MOVED)
+    }
+
     /// The same in the background, or only what an attempt may have left. Once a release behind that was answered, nothing is left
-    /// to settle: what the store has of the owner is a later attempt's.
+    /// to settle: what the store has of the owner is a later attempt's, such as its place in a queue.
     async fn settle_in_background(&self, attempt: Option<&mut OpenAttempt>) -> Result<bool> {
         let (key, change) = (
             self.hold.object.key(),
@@ -144,7 +149,7 @@ impl HoldRef {
                 self.hold.turn().await?
             }
         };
-        if change.is_some_and(|change| self.hold.state().ledger.has_acknowledged(change)) {
+        if self.hold.state().ledger.has_acknowledged(up_to_change) {
             return Ok(true);
         }
         let settled = self.settle_in_turn(up_to_change).await;
@@ -335,7 +340,12 @@ impl HoldRef {
             let settled = self.settle_in_background(attempt.as_mut()).await;
             drop(attempt.as_mut().map(|one| one.permit.take()));
             let error = match settled {
-                Ok(_) => return,
+                Ok(is_held) => {
+                    if !is_held && self.has_removed_guard() {
+                        self.session.watchdog.report_missing(&self.hold);
+                    }
+                    return;
+                }
                 Err(Error::Lost { .. } | Error::WrongKind { .. }) => break,
                 Err(error) => error,
             };

@@ -652,6 +652,27 @@ async fn acquisition_without_answer_is_undone() {
     }
 }
 
+/// A step that says "not held" has the other holds checked, also a release in the background, and the acquisition of the read side.
+#[tokio::test(start_paused = true)]
+async fn hold_that_is_found_missing_has_the_others_checked() {
+    for finds in ["dropped guard", "reader"] {
+        let (store, [client, peer]) = clients();
+        let fixed = client.lock("fixed").lock().lease(100 * SECOND);
+        let fixed = fixed.await.unwrap();
+        let write = client.read_write_lock("a").write();
+        let guard = write.lock().await.unwrap();
+        ["a", "fixed"].iter().for_each(|key| store.remove(key));
+        let theirs = peer.read_write_lock("a").write();
+        let _theirs = theirs.lock().await.unwrap();
+        match finds {
+            "reader" => assert_not_held(guard.reenter_read().await.map(drop)),
+            _ => drop(guard),
+        }
+        let lost = tokio::time::timeout(SECOND, fixed.lost()).await;
+        assert!(lost.is_ok(), "{finds}");
+    }
+}
+
 /// Two wait for the lock, in an order that the work in the background does not change.
 async fn queue_stays_while_flushed(client: &Client, lock: &FairLock, failure: &Failure) {
     let owners = async || {
@@ -697,6 +718,33 @@ async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
         run_others().await;
         store.fail([failure]);
         left.abort();
+        run_others().await;
+        assert_eq!(client.status().background, 1, "{failure:?}");
+        let first = tokio::spawn(mine.lock().owner(me).into_future());
+        run_others().await;
+        let second = tokio::spawn(third.lock().into_future());
+        run_others().await;
+        queue_stays_while_flushed(&client, &mine, &failure).await;
+        held.unlock().await.unwrap();
+        for waiter in [first, second] {
+            waiter.await.unwrap().unwrap().unlock().await.unwrap();
+        }
+    }
+}
+
+/// A guard is dropped whose hold the store does not have any more. Its release is repeated when the next request of the same owner,
+/// which was answered so, has its place in the queue.
+#[tokio::test(start_paused = true)]
+async fn waiter_keeps_its_place_while_a_lost_hold_of_its_owner_is_released() {
+    for failure in [NotSent, NoEffect, NoAnswer] {
+        let (store, [client, peer, other]) = clients();
+        let [mine, theirs, third] = [&client, &peer, &other].map(|one| one.fair_lock("a"));
+        let me = Owner::new();
+        let guard = mine.lock().owner(me).await.unwrap();
+        assert!(theirs.force_unlock().await.unwrap());
+        let held = theirs.lock().await.unwrap();
+        store.fail([failure]);
+        drop(guard);
         run_others().await;
         assert_eq!(client.status().background, 1, "{failure:?}");
         let first = tokio::spawn(mine.lock().owner(me).into_future());

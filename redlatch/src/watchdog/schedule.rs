@@ -380,7 +380,7 @@ impl<H: Clone, N: Copy + Ord> Schedule<H, N> {
         first_renewal: Duration,
     ) -> Option<Instant> {
         let sweeps = self.nodes.values().filter_map(|queue| queue.next_sweep);
-        let first = self.first_due().map(|due| sweeps.fold(due, Instant::min));
+        let first = self.first_due().into_iter().chain(sweeps).min();
         let was_idle = take(&mut self.idle);
         self.wakes_at = match first {
             Some(first) => Some(first),

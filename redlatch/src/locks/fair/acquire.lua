@@ -10,7 +10,7 @@
 -- ARGV[5]  channel
 -- ARGV[6]  grace period in ms
 -- ARGV[7]  number of the request, if the owner accepts a grant; else 0
--- ARGV[8]  the requests to release the lock; empty if the request does not wait
+-- ARGV[8]  the requests to release the lock
 -- Returns  nil: the owner holds the lock with this count
 --          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost; or the lock is
 --          free, but kept for another owner, and the request does not wait

@@ -111,15 +111,8 @@ impl<'a> Turn<'a> {
             hold.object.channel(),
             self.grace,
             self.params.request_number,
-            self.requests_key().unwrap_or_default(),
+            hold.object.requests_key(),
         ]
-    }
-
-    /// Returns the key of the requests from which this removes the owner. The store may have granted it the object before, and
-    /// its client not have seen that until the hold ended.
-    fn requests_key(&self) -> Option<String> {
-        let AcquireParams { hold, waits, .. } = self.params;
-        waits.then(|| hold.object.requests_key())
     }
 }
 
@@ -561,7 +554,9 @@ impl<'a> FairQueue<'a> {
             hold, lease, waits, ..
         } = turn.params;
         let owner = &*hold.field;
-        requests::remove(self.keyspace, turn.requests_key().as_deref(), owner);
+        // The store may have granted it the object before, and its client not have seen that until the hold ended.
+        let requests = hold.object.requests_key();
+        requests::remove(self.keyspace, Some(&requests), owner);
         let state = self.drop_dead_waiters(turn)?;
         let is_turn = state.head.as_deref().is_none_or(|head| head == owner);
         if state.left.is_none() && is_turn {

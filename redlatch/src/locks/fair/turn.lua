@@ -4,11 +4,12 @@
 -- waits. Returns nil: it holds the object; else the ms after which to retry at the latest.
 --
 -- `wait`: how long the object is kept for this owner once its turn has come, in ms; 0: it does not wait. `number`: of the request,
--- if the owner accepts a grant; else '0'. `requests`: to release the object; empty if it does not wait.
+-- if the owner accepts a grant; else '0'. `requests`: to release the object.
 local function acquire_in_turn(owner, lease, wait, channel, grace, number, requests)
-    if requests ~= '' then
-        -- The object may have been granted to the owner before, which was asked, but has not seen the grant. pcall: without
-        -- permission, or while the slot moves, the request remains until it expires.
+    -- The object may have been granted to the owner before, which was asked, but has not seen the grant. pcall: without permission,
+    -- or while the slot moves, the request remains until it expires. Mostly there is none, and a server whose memory is full has to
+    -- refuse the first write that needs some.
+    if type(redis.pcall('ZSCORE', requests, owner)) == 'string' then
         redis.pcall('ZREM', requests, owner)
     end
     if redis.call('EXISTS', KEYS[2]) == 0 then

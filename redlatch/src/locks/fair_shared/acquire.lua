@@ -8,7 +8,7 @@
 -- ARGV[5]  channel
 -- ARGV[6]  grace period in ms
 -- ARGV[7]  number of the request, if the owner accepts a grant; else 0
--- ARGV[8]  the requests to release the object; empty if the request does not wait
+-- ARGV[8]  the requests to release the object
 -- ARGV[9]  number of all permits
 -- Returns  nil: the owner holds the object with this count
 --          0: more than one hold was requested, but the owner has none: the hold to re-enter was lost; or the object is free, but

@@ -473,6 +473,37 @@ async fn re_entries_do_not_keep_revoked_hold() {
     }
 }
 
+/// A guard with a long lease beside one that is renewed, whichever comes first, does not delay what a renewal finds.
+#[tokio::test(start_paused = true)]
+async fn long_lease_of_a_re_entry_delays_no_renewal() {
+    for (is_first, is_revoked_then) in [(false, true), (false, false), (true, true), (true, false)]
+    {
+        let (_, [client, other]) = clients();
+        let (lock, theirs) = (client.lock("a"), other.lock("a"));
+        let me = Owner::new();
+        let long = || lock.lock().owner(me).lease(120 * LEASE);
+        let (guard, long) = match is_first {
+            false => (lock.lock().owner(me).await.unwrap(), long().await.unwrap()),
+            true => {
+                let long = long().await.unwrap();
+                (lock.lock().owner(me).await.unwrap(), long)
+            }
+        };
+        sleep(LEASE / 2).await;
+        long.unlock().await.unwrap();
+        if is_revoked_then {
+            theirs.revoke(LEASE).await.unwrap();
+            sleep(LEASE).await;
+            assert!(is_revoked(guard.unlock().await));
+        } else {
+            assert!(theirs.force_unlock().await.unwrap());
+            let _next = theirs.lock().await.unwrap();
+            sleep(LEASE / 3 + SECOND).await;
+            assert!(!guard.is_valid());
+        }
+    }
+}
+
 /// A client that has learned of the limit gives a re-entry no longer lease.
 #[tokio::test(start_paused = true)]
 async fn re_entry_into_revoked_hold_does_not_extend_it() {

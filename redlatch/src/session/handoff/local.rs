@@ -168,7 +168,8 @@ impl LocalHandoff {
     ) -> Option<Box<LocalHandoff>> {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
         let (is_available, is_registered) = {
-            let state = hold.state_at(|| now);
+            let mut state = hold.state_at(|| now);
+            state.period.passes_on = false;
             let is_held = state.held_period().is_some();
             let is_certain = !state.period.is_asked() && !state.needs_check();
             (is_held && is_certain, state.watchdog.registered)

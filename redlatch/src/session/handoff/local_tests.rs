@@ -617,6 +617,26 @@ async fn local_waiter_lets_other_clients_go_first_after_release() {
     }
 }
 
+/// The task that releases the lock hangs while it asks whether other clients wait: the lock is free when the lease ends.
+#[tokio::test(start_paused = true)]
+async fn hold_that_passes_on_is_not_renewed() {
+    let (store, [client, peer]) = clients();
+    let lock = client.lock("a");
+    let guard = lock.lock().at_most(60 * SECOND).await.unwrap();
+    let mut parked = lock.lock().into_future();
+    assert!(poll_once(&mut parked).await.is_none());
+    tokio::time::sleep(SECOND / 50).await;
+    store.delay_answers([SECOND]);
+    let mut unlocking = Box::pin(guard.unlock());
+    assert!(poll_once(&mut unlocking).await.is_none());
+    let theirs = peer.lock("a").lock().into_future();
+    let theirs = tokio::time::timeout(31 * SECOND, theirs).await;
+    let theirs = theirs.expect("it is not kept longer").unwrap();
+    let lost = unlocking.await;
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+    assert!(theirs.is_valid());
+}
+
 /// A request that is kept but not polled does not keep the lock.
 #[tokio::test(start_paused = true)]
 async fn offer_that_is_not_taken_in_time_is_released() {

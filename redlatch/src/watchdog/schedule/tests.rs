@@ -485,6 +485,20 @@ fn sweep_checks_all_holds_of_its_node_after_pause() {
     assert_eq!(world.size_of("nodes"), 1, "the other node has no work");
 }
 
+/// It also wakes for a planned sweep while nothing is watched: a hold that was granted before is added soon.
+#[test]
+fn planned_sweep_is_not_forgotten_while_nothing_is_watched() {
+    let fixed = FIXED.due(30_000);
+    assert_table([
+        (0, Is(1, fixed), "", 30_000),
+        (1, Sweep(0), "check@0 1", 30_000),
+        (2, Sweep(0), "", 101),
+        (60, Unwatch(1), "", 101),
+        (70, Answer, "", 101),
+        (101, Tick, "", 10_101),
+    ]);
+}
+
 #[test]
 fn pauses_between_sweeps_in_a_row_grow() {
     let mut world = World::new();
@@ -702,7 +716,7 @@ impl World {
         assert_eq!(due, schedule.due);
         let sweeps = schedule.nodes.values().filter_map(|queue| queue.next_sweep);
         let first = due.keys().map(|(at, _)| *at).chain(sweeps).min();
-        let first = first.filter(|_| !due.is_empty()).map(|at| self.millis(at));
+        let first = first.map(|at| self.millis(at));
         let wakes_at = self.plan_wake();
         assert!(first.is_none_or(|first| wakes_at <= Some(first) && wakes_at.is_some()));
     }
