@@ -173,8 +173,13 @@ impl Hold {
             Renewed::Asked { limit } => limit.map(|left| sent_at + left),
             Renewed::Held | Renewed::NotHeld => None,
         };
-        let end = lease.map(|lease| sent_at + lease.duration());
-        self.state().period.renewed(end, limit);
+        {
+            let mut state = self.state();
+            match lease {
+                Some(lease) => state.period.renewed(sent_at + lease.duration(), limit),
+                None => state.period.checked(),
+            }
+        }
         if let Renewed::Asked { .. } = reply {
             let granted_in = self.state().period.granted_in;
             self.mark_asked(granted_in, limit);

@@ -49,15 +49,15 @@ pub(crate) struct Period {
     pub(crate) end: Instant,
     /// Time until which the store may keep the hold: later than `end` if replicas have not confirmed a re-entry.
     pub(super) may_end: Instant,
-    /// What `end` was after the latest step that could report a request to release the hold (its acquisition, a renewal or a
-    /// check), or would have been if the hold was not revoked. The next renewal is due before.
+    /// The end of the lease of the latest step that could report a request to release the hold: its acquisition, a renewal, even of a
+    /// revoked hold, or the check of a fixed lease. Earlier than `end` if a guard has a longer lease. The next renewal is due before.
     pub(super) checked_end: Instant,
     /// The longest lease that an acquisition of this grant still had when it was answered.
     pub(crate) longest: Duration,
     /// Boxed: few holds have any.
     limits: Option<Box<RunningLimits>>,
     /// Whether the holder has released it, and no other request has it yet.
-    pub(crate) passes_on: bool,
+    pub(super) passes_on: bool,
     /// Whether the owner was asked to release what the store has granted.
     is_asked: bool,
     /// When the hold is lost because it was revoked.
@@ -184,12 +184,15 @@ impl Period {
         self.end = self.end.max(end);
     }
 
-    /// Records the answer to a renewal until `end`, or until `limit` if that is earlier; or to a check.
-    pub(super) fn renewed(&mut self, end: Option<Instant>, limit: Option<Instant>) {
-        if let Some(end) = end {
-            self.extend(limit.map_or(end, |limit| limit.min(end)));
-        }
-        self.checked_end = end.unwrap_or(self.end);
+    /// Records the answer to a renewal until `end`, or until `limit` if that is earlier.
+    pub(super) fn renewed(&mut self, end: Instant, limit: Option<Instant>) {
+        self.extend(limit.map_or(end, |limit| limit.min(end)));
+        self.checked_end = end;
+    }
+
+    /// Records the answer to a check.
+    pub(super) fn checked(&mut self) {
+        self.checked_end = self.end;
     }
 
     /// Records that the store asks the owner to release, at the latest at `limit`. Of several requests the earliest limit

@@ -194,8 +194,7 @@ impl HoldState {
             None if self.count > 0 => {
                 self.period.extend(end);
                 self.period.longest = self.period.longest.max(lease);
-                if renewed {
-                    // It may be the first one that is renewed.
+                if renewed && self.renewed == 0 {
                     self.period.checked_end = self.period.checked_end.min(end);
                 }
             }
@@ -211,6 +210,15 @@ impl HoldState {
         self.period.passes_on = false;
         self.left_place = false;
         Ok(())
+    }
+
+    /// Records that a request takes over what passed on, with this lease. It is renewed again, however long a lease a check has
+    /// found meanwhile.
+    pub(crate) fn taken_over(&mut self, lease: Duration, now: Instant) {
+        self.period.passes_on = false;
+        if self.renewed > 0 {
+            self.period.checked_end = self.period.checked_end.min(now + lease);
+        }
     }
 
     /// Records that the store has granted a re-entry until `end`, but no replica has confirmed it. After a failover the
@@ -664,7 +672,7 @@ mod tests {
         let limit = now + 15 * SECOND;
         state.mark_asked(state.period.granted_in, Some(limit));
         let later = now + 9 * SECOND;
-        state.period.renewed(Some(later + 10 * SECOND), Some(limit));
+        state.period.renewed(later + 10 * SECOND, Some(limit));
         assert_eq!(state.period.end, limit);
         let due = (later + 4 * SECOND, WatchAction::Renew);
         assert_eq!(next_watch(&state, TIMES, later), Some(due));
@@ -699,7 +707,7 @@ mod tests {
                 false => (now + 10 * SECOND, WatchAction::RenewOnTime),
             };
             assert_eq!(next_watch(&state, TIMES, now), Some(due));
-            state.period.renewed(None, None);
+            state.period.checked();
             assert!(next_watch(&state, TIMES, now).unwrap().0 > due.0);
         }
     }

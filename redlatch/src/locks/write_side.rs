@@ -76,8 +76,9 @@ impl RequiredWriteHold {
             // write hold: a step that is in flight may have made a ticket of it. Then the watchdog checks it behind that step.
             match self.write_hold.try_turn() {
                 Some(_turn) if self.write_hold.state().period.granted_in == self.granted_in => {
-                    self.write_hold.mark_lost(Loss::NotHeld);
-                    self.session.watchdog.report_missing(&self.write_hold);
+                    if self.write_hold.mark_lost(Loss::NotHeld) {
+                        self.session.watchdog.report_missing(&self.write_hold);
+                    }
                 }
                 _ => self.session.watchdog.suspect(&self.write_hold),
             }

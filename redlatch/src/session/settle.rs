@@ -129,8 +129,8 @@ impl HoldRef {
         !matches!(self.removed_at.load(Ordering::Relaxed), 0 | MOVED)
     }
 
-    /// The same in the background, or only what an attempt may have left. Once a release behind that was answered, nothing is left
-    /// to settle: what the store has of the owner is a later attempt's, such as its place in a queue.
+    /// Settles in the background, as [`HoldRef::settle`] does, or only what an attempt may have left. Once a release behind that
+    /// was answered, nothing is left to settle: what the store has of the owner is a later attempt's, such as its place in a queue.
     async fn settle_in_background(&self, attempt: Option<&mut OpenAttempt>) -> Result<bool> {
         let (key, change) = (
             self.hold.object.key(),
@@ -341,7 +341,7 @@ impl HoldRef {
             drop(attempt.as_mut().map(|one| one.permit.take()));
             let error = match settled {
                 Ok(is_held) => {
-                    if !is_held && self.has_removed_guard() {
+                    if !is_held && self.has_removed_guard() && self.hold.loss().is_none() {
                         self.session.watchdog.report_missing(&self.hold);
                     }
                     return;

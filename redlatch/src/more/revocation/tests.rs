@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
-use crate::hold::HoldKind as _;
+use crate::hold::{HoldKind as _, Renewed};
 use crate::session::check_handoff;
 use crate::store::embedded::failure_injection::Failure::{Repeated, Unconfirmed};
 use crate::test_prelude::{SECOND, clients, run_others};
@@ -502,6 +502,27 @@ async fn long_lease_of_a_re_entry_delays_no_renewal() {
             assert!(!guard.is_valid());
         }
     }
+}
+
+/// The same if the hold passes on, and is checked meanwhile.
+#[tokio::test(start_paused = true)]
+async fn check_of_a_hold_that_passes_on_delays_no_renewal() {
+    let (_, [client, other]) = clients();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    let long = guard.reenter().lease(120 * LEASE).await.unwrap();
+    long.unlock().await.unwrap();
+    let hold = guard.hold_ref().hold.clone();
+    let next = tokio::spawn(lock.lock().into_future());
+    run_others().await;
+    guard.unlock().await.unwrap();
+    assert!(!hold.state().is_renewed());
+    hold.renewed(Instant::now(), None, Renewed::Held);
+    let next = next.await.unwrap().unwrap();
+    assert!(hold.state().is_renewed());
+    other.lock("a").revoke(LEASE).await.unwrap();
+    sleep(LEASE).await;
+    assert!(is_revoked(next.unlock().await));
 }
 
 /// A client that has learned of the limit gives a re-entry no longer lease.

@@ -169,7 +169,7 @@ impl LocalHandoff {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
         let (is_available, is_registered) = {
             let mut state = hold.state_at(|| now);
-            state.period.passes_on = false;
+            state.taken_over(self.terms.lease.duration(), now);
             let is_held = state.held_period().is_some();
             let is_certain = !state.period.is_asked() && !state.needs_check();
             (is_held && is_certain, state.watchdog.registered)
