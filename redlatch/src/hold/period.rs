@@ -190,6 +190,11 @@ impl Period {
         self.checked_end = end;
     }
 
+    /// Has the hold renewed as one whose lease ends then, if its next renewal is due later.
+    pub(super) fn renew_before(&mut self, end: Instant) {
+        self.checked_end = self.checked_end.min(end);
+    }
+
     /// Records the answer to a check.
     pub(super) fn checked(&mut self) {
         self.checked_end = self.end;

@@ -195,7 +195,7 @@ impl HoldState {
                 self.period.extend(end);
                 self.period.longest = self.period.longest.max(lease);
                 if renewed && self.renewed == 0 {
-                    self.period.checked_end = self.period.checked_end.min(end);
+                    self.period.renew_before(end);
                 }
             }
             None if lease.is_zero() => return Err(Loss::LeaseEnded),
@@ -217,7 +217,7 @@ impl HoldState {
     pub(crate) fn taken_over(&mut self, lease: Duration, now: Instant) {
         self.period.passes_on = false;
         if self.renewed > 0 {
-            self.period.checked_end = self.period.checked_end.min(now + lease);
+            self.period.renew_before(now + lease);
         }
     }
 
@@ -1048,6 +1048,8 @@ mod tests {
         assert!(state.held_period() > first);
         assert_eq!((state.count, state.period.end), (1, now + LEASE));
         assert!(!state.is_renewed() && state.ledger.is_settled());
+        state.taken_over(LEASE, now);
+        assert!(state.is_renewed());
     }
 
     #[test]

@@ -685,6 +685,27 @@ async fn queue_stays_while_flushed(client: &Client, lock: &FairLock, failure: &F
     assert_eq!(owners().await, before, "{failure:?}");
 }
 
+/// Work in the background settles what this owner had, while its next request and then one of another client wait behind `held`.
+async fn next_request_of_owner_keeps_its_place(
+    client: &Client,
+    owner: Owner,
+    other: &FairLock,
+    held: Guard<FairLock>,
+    failure: &Failure,
+) {
+    assert_eq!(client.status().background, 1, "{failure:?}");
+    let lock = client.fair_lock("a");
+    let first = tokio::spawn(lock.lock().owner(owner).into_future());
+    run_others().await;
+    let second = tokio::spawn(other.lock().into_future());
+    run_others().await;
+    queue_stays_while_flushed(client, &lock, failure).await;
+    held.unlock().await.unwrap();
+    for waiter in [first, second] {
+        waiter.await.unwrap().unwrap().unlock().await.unwrap();
+    }
+}
+
 /// The release behind the unanswered attempt is repeated when the next attempt of the same request has a place in the queue.
 #[tokio::test(start_paused = true)]
 async fn waiter_keeps_its_place_while_an_earlier_attempt_is_settled() {
@@ -719,16 +740,7 @@ async fn waiter_keeps_its_place_while_an_earlier_one_of_its_owner_is_removed() {
         store.fail([failure]);
         left.abort();
         run_others().await;
-        assert_eq!(client.status().background, 1, "{failure:?}");
-        let first = tokio::spawn(mine.lock().owner(me).into_future());
-        run_others().await;
-        let second = tokio::spawn(third.lock().into_future());
-        run_others().await;
-        queue_stays_while_flushed(&client, &mine, &failure).await;
-        held.unlock().await.unwrap();
-        for waiter in [first, second] {
-            waiter.await.unwrap().unwrap().unlock().await.unwrap();
-        }
+        next_request_of_owner_keeps_its_place(&client, me, &third, held, &failure).await;
     }
 }
 
@@ -746,16 +758,7 @@ async fn waiter_keeps_its_place_while_a_lost_hold_of_its_owner_is_released() {
         store.fail([failure]);
         drop(guard);
         run_others().await;
-        assert_eq!(client.status().background, 1, "{failure:?}");
-        let first = tokio::spawn(mine.lock().owner(me).into_future());
-        run_others().await;
-        let second = tokio::spawn(third.lock().into_future());
-        run_others().await;
-        queue_stays_while_flushed(&client, &mine, &failure).await;
-        held.unlock().await.unwrap();
-        for waiter in [first, second] {
-            waiter.await.unwrap().unwrap().unlock().await.unwrap();
-        }
+        next_request_of_owner_keeps_its_place(&client, me, &third, held, &failure).await;
     }
 }
 

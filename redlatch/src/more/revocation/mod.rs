@@ -19,8 +19,8 @@
 //! - *A request meets a later hold of the same owner.* A release removes it, if a request may
 //!   acquire for the owner again, and so does the step for minimum times. So does a handoff that
 //!   finds that the hold has ended: no release follows it if it was repeated. A waiter of a fair
-//!   queue may not have seen a grant, so the next attempt of its owner removes the request, too. An answer counts
-//!   only for the hold that the client had when it asked (`granted_in`).
+//!   queue may not have seen a grant, so the next attempt of its owner removes the request, too. An
+//!   answer counts only for the hold that the client had when it asked (`granted_in`).
 //! - *A request is missed.* Point 2. Renewals report it, too, so the message is only faster.
 //! - *A hold is extended nevertheless.* Re-entries extend a lease without reading the request. They
 //!   do not postpone the next renewal (`checked_end`), and a fixed lease that they have extended is

@@ -473,7 +473,7 @@ async fn re_entries_do_not_keep_revoked_hold() {
     }
 }
 
-/// A guard with a long lease beside one that is renewed, whichever comes first, does not delay what a renewal finds.
+/// A guard with a long lease postpones no renewal of its owner's hold, whether it is acquired before or after the guard that is renewed.
 #[tokio::test(start_paused = true)]
 async fn long_lease_of_a_re_entry_delays_no_renewal() {
     for (is_first, is_revoked_then) in [(false, true), (false, false), (true, true), (true, false)]
