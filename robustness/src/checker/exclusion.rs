@@ -46,15 +46,13 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
     let mut active: Vec<Span<'_>> = Vec::new();
     for span in spans {
         active.retain(|other| other.until > span.from);
-        let many = match span.section.request.mode {
-            // A free permit conflicts with no other, unless one has all permits; `may_overlap` decides about all other modes.
-            Mode::Permit
-                if active.len() < PERMITS as usize && active.iter().copied().all(is_permit) =>
-            {
-                &[]
-            }
-            _ => &active[..],
+        // `may_overlap` decides about all other modes.
+        let many = match is_permit(span) && has_free_permit(active.iter()) {
+            true => &[],
+            false => &active[..],
         };
+        // Permits are interchangeable: those with fixed leases explain it if there are not too many others.
+        let renewed_fit = has_free_permit(active.iter().filter(|other| !has_fixed_lease(other)));
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
         // Permits are interchangeable: any conflicting one may be the permit of a killed process.
         let is_dead = many.iter().any(|other| other.is_dead);
@@ -68,19 +66,30 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
                 false => (Rule::Exclusion, "which was still valid"),
             };
             let (after, who) = (millis(span.from - other.from), span.section.requester());
+            let has_fixed_lease = match is_permit(span) {
+                true => renewed_fit,
+                false => has_fixed_lease(other),
+            };
+            let holder = other.section.requester();
+            let text = format!("{name}: {who} acquired it {after} ms after {holder}, {state}");
             found.push(Violation {
-                rule,
-                from: span.from,
                 until: until.min(other.until),
-                text: format!(
-                    "{name}: {who} acquired it {after} ms after {}, {state}",
-                    other.section.requester()
-                ),
+                has_fixed_lease,
+                ..Violation::at(span.from, rule, text)
             });
         }
         active.push(span);
     }
     found
+}
+
+/// Returns whether a semaphore has a permit beside these guards. One of another mode has all permits.
+fn has_free_permit<'a>(mut others: impl Iterator<Item = &'a Span<'a>>) -> bool {
+    let mut free = PERMITS;
+    others.all(|other| {
+        free = free.saturating_sub(1);
+        is_permit(*other) && free > 0
+    })
 }
 
 /// Returns when so many permits have ended that there are no longer too many.
@@ -89,6 +98,10 @@ fn excess_ends(active: &[Span<'_>], span: Span<'_>) -> Time {
     ends.sort_unstable();
     // 0: another one has all permits.
     ends[active.len().saturating_sub(PERMITS as usize)]
+}
+
+fn has_fixed_lease(span: &Span<'_>) -> bool {
+    span.section.request.limits.lease.is_some()
 }
 
 fn is_permit(span: Span<'_>) -> bool {
@@ -331,6 +344,45 @@ mod tests {
                 .iter()
                 .all(|one| one.rule == Rule::AcquiredBeforeExpiry)
         );
+    }
+
+    /// Only a guard with a fixed lease lets its holder rely on a lost hold until the lease ends.
+    #[test]
+    fn overlap_says_whether_a_fixed_lease_explains_it() {
+        let fixed = |mut one: Section| {
+            one.request.limits.lease = Some(3000 * MS);
+            one
+        };
+        let explained = |sections| {
+            let found = check(&history(sections));
+            found
+                .iter()
+                .map(|one| one.has_fixed_lease)
+                .collect::<Vec<_>>()
+        };
+        let (first, second) = (section("a", 0, 10), section("a", 5, 20));
+        assert_eq!(
+            explained(vec![first.clone(), fixed(second.clone())]),
+            [false]
+        );
+        assert_eq!(explained(vec![fixed(first), second]), [true]);
+        let permits = |fixed_count: usize, count: usize| {
+            let permits = (0..).map(|at| {
+                let mut one = section("permits:0", at, 20 + at);
+                one.request.mode = Mode::Permit;
+                one
+            });
+            let permits = permits.enumerate().map(|(at, one)| match at < fixed_count {
+                true => fixed(one),
+                false => one,
+            });
+            explained(permits.take(count).collect())
+        };
+        let all = PERMITS as usize;
+        assert!(permits(1, all).is_empty());
+        assert!(permits(0, all + 1).iter().all(|fixed| !fixed));
+        assert!(permits(1, all + 1).iter().all(|fixed| *fixed));
+        assert!(permits(1, all + 2).iter().any(|fixed| !fixed));
     }
 
     /// The guard of process 0 becomes a ticket at 10 ms, which the store keeps until 3010 ms.

@@ -263,12 +263,8 @@ impl Job<'_> {
 
     fn violation(&self, rule: Rule, run: JobRun, from: Time, until: Time, text: &str) -> Violation {
         let (name, slot, attempt) = (self.name, millis(run.slot), run.attempt);
-        Violation {
-            rule,
-            from,
-            until,
-            text: format!("{name}: attempt {attempt} of slot {slot} ms: {text}"),
-        }
+        let text = format!("{name}: attempt {attempt} of slot {slot} ms: {text}");
+        Violation::at(from, rule, text).until(until)
     }
 }
 

@@ -27,12 +27,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
                     "{name}: {who} passed {after} ms after the count was set to {count}, and it \
                      was counted down at most {counted} times"
                 );
-                found.push(Violation {
-                    rule: Rule::Latch,
-                    from: waiter.requested,
-                    until,
-                    text,
-                });
+                found.push(Violation::at(waiter.requested, Rule::Latch, text).until(until));
             }
         }
     }

@@ -406,14 +406,9 @@ fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str)
         .acquired
         .map_or(0, |acquired| millis(from - acquired));
     let unlock_error = section.unlock_error.as_deref().unwrap_or("");
-    Violation {
-        rule,
-        from,
-        until,
-        text: format!(
-            "{name}: {requester} {text}, {held_ms} ms after the acquisition {unlock_error}"
-        ),
-    }
+    let text =
+        format!("{name}: {requester} {text}, {held_ms} ms after the acquisition {unlock_error}");
+    Violation::at(from, rule, text).until(until)
 }
 
 #[cfg(test)]

@@ -108,7 +108,9 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
             _ => false,
         };
         let within = match lost.loss.holds {
-            true if learns_by_itself => noticed(history, lost) + history.margin - lost.until,
+            true if learns_by_itself => {
+                noticed(history, lost, violation) + history.margin - lost.until
+            }
             true => within,
             // A release or a renewal was lost.
             false if matches!(violation.rule, Rule::SameToken | Rule::AcquiredBeforeExpiry) => {
@@ -122,12 +124,14 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
     lost.next_back().map(|lost| lost.loss.why)
 }
 
-/// Returns when all holders know of this data loss at the latest: they learn of it when they connect again, or at their next
-/// renewal. Another fault before that may delay them until it ends, but not beyond the lease.
-fn noticed(history: &History, lost: &DataLossWindow) -> Time {
-    let noticed_if = |settled| match lost.loss.shows {
-        true => connected_by(history, settled),
-        false => settled + history.lease / 3,
+/// Returns when all holders know of this data loss at the latest: they learn of it when they connect again, at their next
+/// renewal, or when their fixed lease ends. Another fault before that may delay them until it ends, but not beyond the lease.
+fn noticed(history: &History, lost: &DataLossWindow, violation: &Violation) -> Time {
+    let lease_end = lost.until + history.lease;
+    let noticed_if = |settled| match (lost.loss.shows, violation.has_fixed_lease) {
+        (true, _) => connected_by(history, settled),
+        (false, false) => settled + history.lease / 3,
+        (false, true) => lease_end,
     };
     let mut windows: Vec<_> = history.windows.iter().collect();
     windows.sort_by_key(|window| window.from);
@@ -138,7 +142,7 @@ fn noticed(history: &History, lost: &DataLossWindow) -> Time {
             false => settled,
         }
     });
-    noticed_if(settled).min(lost.until + history.lease)
+    noticed_if(settled).min(lease_end)
 }
 
 /// Returns when the clients have connected again after a fault that ended at this time: at most their longest pause later, as
@@ -191,6 +195,30 @@ mod tests {
                 let is_right = explains(latest) && !explains(latest + 1);
                 assert!(is_right, "{connected:?}, {fault_end:?}: {noticed} ms");
             }
+        }
+    }
+
+    /// No renewal finds that a hold with a fixed lease is lost: its holder may rely on it until the lease ends.
+    #[test]
+    fn holder_with_a_fixed_lease_notices_at_its_end() {
+        let mut one = history(Vec::new());
+        one.data_losses.push(DataLossWindow {
+            from: 1000 * MS,
+            until: 1000 * MS,
+            loss: DataLoss::KEYS_DELETED,
+        });
+        let explains = |has_fixed_lease, until| {
+            let overlap = Violation::at(1500 * MS, Rule::Exclusion, "lock:0").until(until);
+            let violation = Violation {
+                has_fixed_lease,
+                ..overlap
+            };
+            explain(&violation, &one).is_some()
+        };
+        for (has_fixed_lease, noticed) in [(false, 2000), (true, 4000)] {
+            let latest = noticed * MS + one.margin;
+            assert!(explains(has_fixed_lease, latest));
+            assert!(!explains(has_fixed_lease, latest + 1));
         }
     }
 

@@ -66,6 +66,8 @@ pub struct Violation {
     pub from: Time,
     pub until: Time,
     pub text: String,
+    /// Whether a guard that it is about has a fixed lease: no renewal finds that its hold was lost.
+    pub has_fixed_lease: bool,
 }
 
 impl Violation {
@@ -76,7 +78,13 @@ impl Violation {
             from: at,
             until: at,
             text: text.into(),
+            has_fixed_lease: false,
         }
+    }
+
+    /// The same until a later instant.
+    pub(super) fn until(self, until: Time) -> Violation {
+        Violation { until, ..self }
     }
 }
 

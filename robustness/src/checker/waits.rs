@@ -206,12 +206,8 @@ impl IdleWait<'_> {
     fn violation(&self, rule: Rule) -> Violation {
         let (name, who) = (&self.section.request.name, self.section.requester());
         let waited = millis(self.until - self.from);
-        Violation {
-            rule,
-            from: self.from,
-            until: self.until,
-            text: format!("{name}: {who} waited {waited} ms while it was free"),
-        }
+        let text = format!("{name}: {who} waited {waited} ms while it was free");
+        Violation::at(self.from, rule, text).until(self.until)
     }
 
     /// Moves the start behind the faults that explain the wait. A fault explains it until it is repaired. A process
