@@ -505,6 +505,11 @@ impl Error {
         )
     }
 
+    /// Returns whether the store does not have the hold that was to be released, so that other owners may have held the lock.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Error::Lost { .. } | Error::WrongKind { .. })
+    }
+
     /// Returns whether the store could not be reached or did not answer.
     pub(crate) fn is_outage(&self) -> bool {
         matches!(

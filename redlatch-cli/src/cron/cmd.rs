@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
 use std::process::{Command, ExitStatus};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::{Either, select};
@@ -42,7 +42,7 @@ const SHELL: &str = "/bin/sh";
 /// The longest line of output that is printed at once.
 const MAX_LINE: usize = 8192;
 
-/// How long the output is read after the command has ended. Processes that it leaves behind may keep
+/// How long the outcome waits for the end of the output after the command has ended. Processes that it leaves behind may keep
 /// it open.
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
@@ -129,7 +129,7 @@ struct Process {
     end: Option<JoinHandle<End>>,
 }
 
-/// How a process has ended, when all of its output is printed.
+/// How a process has ended. Its output is printed, and that of processes that it leaves behind will be.
 struct End {
     status: io::Result<ExitStatus>,
     /// The end of its output.
@@ -182,18 +182,18 @@ fn start(
     let status = spawn(&mut command)?;
     let turn = BegunTurn::new(turn, commands.working.clone());
     let (report, ended) = oneshot::channel();
-    let name = line.name.clone();
-    // A task, because `run` is dropped when the lock is lost. The task also reads what the command
-    // prints while it is being ended.
+    let kept = Arc::default();
+    // A task of its own: a process that the command leaves behind is killed if nobody reads what it prints.
+    let printing = tokio::spawn(print(output, line.name.clone(), Arc::clone(&kept)));
+    // A task, because `run` is dropped when the lock is lost. What the command prints while it is being ended is kept, too.
     let end = tokio::spawn(async move {
-        let mut kept = Vec::new();
-        let status = match select(pin!(status), pin!(print(output, &name, &mut kept))).await {
+        let status = match select(pin!(status), printing).await {
             Either::Left((status, printing)) => {
                 let _ = report.send(());
                 let _ = timeout(LAST_OUTPUT, printing).await;
                 status
             }
-            Either::Right(((), status)) => {
+            Either::Right((_, status)) => {
                 let status = status.await;
                 let _ = report.send(());
                 status
@@ -201,7 +201,7 @@ fn start(
         };
         End {
             status,
-            output: kept,
+            output: std::mem::take(&mut *lock(&kept)),
             _turn: turn,
         }
     });
@@ -316,15 +316,22 @@ impl Drop for Process {
     }
 }
 
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Prints the lines of the output with the name of the job, and keeps its end.
-async fn print(mut output: pipe::Receiver, name: &str, kept: &mut Vec<u8>) {
+async fn print(mut output: pipe::Receiver, name: String, kept: Arc<Mutex<Vec<u8>>>) {
     let (mut buffer, mut line) = (vec![0; MAX_LINE], Vec::new());
     loop {
         let read = output.read(&mut buffer).await.unwrap_or(0);
         line.extend_from_slice(&buffer[..read]);
-        kept.extend_from_slice(&buffer[..read]);
-        let surplus = kept.len().saturating_sub(MAX_OUTPUT);
-        kept.drain(..surplus);
+        {
+            let mut kept = lock(&kept);
+            kept.extend_from_slice(&buffer[..read]);
+            let surplus = kept.len().saturating_sub(MAX_OUTPUT);
+            kept.drain(..surplus);
+        }
         let complete = match line.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => end + 1,
             None if read == 0 || line.len() >= MAX_LINE => line.len(),

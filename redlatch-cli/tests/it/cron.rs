@@ -726,6 +726,22 @@ fn process_1_leaves_no_zombies() {
     unshare.finish().expect(0);
 }
 
+/// What it prints after its run has a reader until `redlatch cron` ends, as under `redlatch run`.
+#[test]
+fn process_that_a_command_leaves_behind_can_print() {
+    let (temp_dir, name) = (TempDir::new(), unique("leaves"));
+    let (file, go) = (temp_dir.path("crontab"), temp_dir.path("go"));
+    // The next run leaves nothing behind.
+    let script = format!("test -e {go} || (until [ -e {go} ]; do sleep 0.1; done; echo late) &");
+    std::fs::write(&file, format!("{} {name} {script}\n", soon(2))).unwrap();
+    let cron = start(shared(), &file, 0);
+    until("its run has ended", || state(shared(), &name) == "ok");
+    std::fs::write(&go, "").unwrap();
+    cron.until_stdout(&format!("{name}: late\n"));
+    cron.signal(Signal::TERM);
+    cron.finish().expect(0);
+}
+
 /// Returns the processes with this parent.
 fn children(parent: u32) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();

@@ -223,8 +223,11 @@ impl<R: Acquirable> Guard<R> {
 
     fn run_and_release<T>(self, work: impl FnOnce(&Guard<R>) -> T) -> Result<T> {
         let output = work(&self);
-        match self.finish(|guard| guard.held.release()) {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
+        // Without its runtime nothing can be released, so that no release would report it.
+        let known = self.inner.held.loss();
+        match (self.finish(|guard| guard.held.release()), known) {
+            (Err(error), _) if error.is_loss() => Err(error),
+            (Err(Error::NoRuntime), Some(known)) => Err(known),
             _ => Ok(output),
         }
     }

@@ -109,19 +109,18 @@ impl Worker {
 
     /// Returns the runtime, unless the calling thread must not wait for it.
     pub(super) fn check(&self) -> Result<&Handle> {
-        self.process.check()?;
+        // What the thread knows may be from before a fork, in the context of the runtime of the parent.
+        if self.process != Creator::this_process() {
+            return Err(Error::NoRuntime);
+        }
         for member in &self.members {
-            member.process.check()?;
+            member.check()?;
         }
         let no_members = || Error::InvalidMembers {
             reason: "there are none; specify at least one".into(),
         };
         let runtime = self.runtime.as_ref().ok_or_else(no_members)?;
-        let of_members = self
-            .members
-            .iter()
-            .filter_map(|member| member.runtime.as_ref());
-        match std::iter::once(runtime).chain(of_members).any(drives) {
+        match drives(runtime) {
             true => Err(Error::BlockedRuntime),
             false => Ok(runtime),
         }

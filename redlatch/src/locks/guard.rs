@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::{Acquirable, HasLease, HasOwner, Held, HeldForLease as _, Lock};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::owner::Owner;
 
 /// What a request acquired: a held lock, several locks held as one, or permits. [`Guard::unlock`]
@@ -54,10 +54,10 @@ impl<R: Acquirable> Guard<R> {
         .await
     }
 
-    /// Releases it. The only error is a loss.
+    /// Releases it. Returns only errors which say that another owner may have held it.
     pub(crate) async fn release_unless_lost(self) -> Result<()> {
         match self.held.release().await {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
+            Err(error) if error.is_loss() => Err(error),
             _ => Ok(()),
         }
     }
@@ -82,7 +82,7 @@ impl<R: HasLease> Guard<R> {
     /// [`Error::Lost`]: it was no longer held (a RedLock: not by a majority), so other owners may
     /// have held it meanwhile. [`Error::Unavailable`], [`Error::ResponseTimeout`] or another error:
     /// the store did not answer or refused the release, which continues in the background. Of
-    /// several locks, this is the first error of a member; the others are released nevertheless. A
+    /// several locks, this is the first error of a member, a loss before others; all are released nevertheless. A
     /// RedLock returns it only if too many members may still keep the lock. A member that does not
     /// answer cannot report that it lost the lock.
     ///

@@ -16,7 +16,7 @@ use crate::kind::Permits;
 use crate::locks::{Acquirable, Acquire, Held as _};
 use crate::store::embedded::failure_injection::Failure::{self, NoAnswer, NoEffect, NotSent};
 use crate::test_prelude::{SECOND, run_others};
-use crate::{Client, Embedded, ExpirableSemaphore, Guard, Lock, Semaphore};
+use crate::{Client, Embedded, ExpirableSemaphore, Guard, Lock, PermitId, Semaphore};
 
 const MILLIS: Duration = Duration::from_millis(1);
 
@@ -586,6 +586,33 @@ async fn refusal_from_before_release_does_not_count_for_later_request() {
     assert!(semaphore.release(1).await.is_err());
     let unknown = semaphore.try_acquire().wait(MILLIS).await;
     assert!(unknown.is_err(), "{unknown:?}");
+    assert!(!waiting.is_finished());
+}
+
+/// A removal of permits frees none, and no message says that more of them were refused.
+#[tokio::test(start_paused = true)]
+async fn change_that_frees_no_permit_makes_no_refusal_unknown() {
+    let client = Client::embedded();
+    let semaphore = client.semaphore("a");
+    semaphore.try_set_permits(2).await.unwrap();
+    let waiting = tokio::spawn(semaphore.acquire_many(3).into_future());
+    for (permits, is_refused) in [(-1, false), (i32::MAX, true)] {
+        sleep(MILLIS).await;
+        let added = semaphore.add_permits(permits).await;
+        assert_eq!(added.is_err(), is_refused, "{added:?}");
+        let limited = semaphore.try_acquire_many(3).wait(MILLIS).await;
+        assert!(limited.unwrap().is_none(), "{permits}");
+    }
+    assert!(!waiting.is_finished());
+    let expirable = client.expirable_semaphore("b").permits(1);
+    let guard = expirable.acquire().await.unwrap();
+    let waiting = tokio::spawn(expirable.acquire().into_future());
+    sleep(MILLIS).await;
+    let mut ids = guard.into_ids().unwrap();
+    ids.push(PermitId::from_bytes([0; PermitId::BYTES]));
+    assert!(expirable.release_many(&ids).await.is_err());
+    let limited = expirable.try_acquire().wait(MILLIS).await;
+    assert!(limited.unwrap().is_none());
     assert!(!waiting.is_finished());
 }
 

@@ -346,7 +346,7 @@ impl HoldRef {
                     }
                     return;
                 }
-                Err(Error::Lost { .. } | Error::WrongKind { .. }) => break,
+                Err(error) if error.is_loss() => break,
                 Err(error) => error,
             };
             // After any error, even a refusal: its cause may end before the lease does.

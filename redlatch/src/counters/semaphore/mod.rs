@@ -310,7 +310,9 @@ impl Semaphore {
             return Ok(None);
         }
         let (waiting, channel) = (&self.session.waiting, self.object.channel());
-        waiting.record_release(channel);
+        if permits > 0 {
+            waiting.record_release(channel);
+        }
         let added = self
             .session
             .run_at_most_once(
@@ -319,12 +321,12 @@ impl Semaphore {
                 move |object| rules::add(object, permits, if_exists),
                 "adding permits",
             )
-            .await?;
-        if added.is_none() {
+            .await;
+        if let Ok(None) | Err(Error::InvalidCount { .. }) = added {
             // There is no message.
             waiting.wake(channel);
         }
-        Ok(added)
+        added
     }
 
     /// Returns the keys and channels, if the name is valid.

@@ -20,10 +20,12 @@ pub(crate) struct HeldMember {
     pub(super) token: u64,
 }
 
-/// Releases all locks concurrently. Returns the first error.
+/// Releases all locks concurrently. Returns the first error, a loss before others.
 pub(super) async fn release_all(held_members: Vec<HeldMember>) -> Result<()> {
     let releases = held_members.into_iter().map(|member| member.held.release());
-    join_all(releases).await.into_iter().collect()
+    let errors = join_all(releases).await.into_iter().filter_map(Result::err);
+    let error = errors.min_by_key(|error| !error.is_loss());
+    error.map_or(Ok(()), Err)
 }
 
 /// The holds of all members, in the order in which they were acquired.

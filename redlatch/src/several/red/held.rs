@@ -353,7 +353,8 @@ impl Held for HeldMajority {
             return Err(lost);
         }
         let members = majority.state.lock().members.len();
-        let is_lost = |one: &&Option<Result<()>>| matches!(one, Some(Err(Error::Lost { .. })));
+        let is_lost =
+            |one: &&Option<Result<()>>| matches!(one, Some(Err(error)) if error.is_loss());
         let is_kept = |one: &&Option<Result<()>>| !is_lost(one) && !matches!(one, Some(Ok(())));
         let released = |done: &[Option<Result<()>>]| {
             let kept = done.iter().filter(is_kept).count();
@@ -368,7 +369,7 @@ impl Held for HeldMajority {
             return Ok(());
         }
         let mut errors = done.into_iter().flatten().filter_map(Result::err);
-        let error = errors.find(|error| matches!(error, Error::Lost { .. }) != is_held);
+        let error = errors.find(|error| error.is_loss() != is_held);
         error.map_or(Ok(()), Err)
     }
 

@@ -34,7 +34,7 @@ use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, Signals, answer_w
 use super::run_id_tracker::info_field;
 use super::slot::{SLOT_COUNT, slot};
 use super::wire::Cmd;
-use crate::environment::random;
+use crate::environment::{check_sockets, random};
 use crate::join::join_until;
 use crate::step::ScriptReply;
 use crate::sync::Mutex;
@@ -163,6 +163,7 @@ impl Cluster {
             self.ensure_refresh_task();
             return Ok(node);
         }
+        check_sockets()?;
         Box::pin(self.refresh_and_wait()).await;
         self.known_slot_owner(slot)
             .ok_or_else(|| self.without_owner(&format!("no node of the cluster owns slot {slot}")))

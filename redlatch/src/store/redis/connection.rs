@@ -488,11 +488,8 @@ impl ReconnectingConnection {
                 false => restored.clone_from(&self.channels.lock()),
             }
         }
-        let all: Vec<&String> = restored.iter().collect();
-        for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
-            let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
-            live.resubscribe(&channels, &*self.subscriber).await?;
-        }
+        let channels: Vec<&str> = restored.iter().map(String::as_str).collect();
+        live.resubscribe(&channels, &*self.subscriber).await?;
         let address = established.address.clone();
         {
             let connecting = self.connecting.lock();
@@ -808,15 +805,12 @@ impl ReconnectingConnection {
 
     /// Records that a channel is about to be subscribed to on this connection, so that the
     /// subscription can be ended if the caller goes away. (Where subscriptions are restored, that
-    /// is recorded before.) Fails if the connection, with its subscriptions, has ended meanwhile.
+    /// is recorded before.) Fails if the connection, with its subscriptions, has ended or was left meanwhile.
     pub(super) fn record_subscribing(
         &self,
         generation: Generation,
         channel: &str,
     ) -> Result<(), ExchangeError> {
-        if self.subscription_mode == SubscriptionMode::Restored {
-            return Ok(());
-        }
         let live = self.live.lock();
         if live.as_ref().is_none_or(|live| !live.is(generation)) {
             let reason = "the connection has ended meanwhile";
@@ -989,30 +983,42 @@ impl LiveConnection {
         }
     }
 
-    /// Restores subscriptions. One that is refused for good must affect neither the others nor the
-    /// connection. Its waiters ask again, and learn why.
+    /// Restores subscriptions before the connection is used. One that is refused for good must affect neither the others nor
+    /// the connection. Its waiters ask again, and learn why.
+    ///
+    /// The time to connect is limited, so no answer is awaited before all commands are sent.
     async fn resubscribe(
         &self,
         channels: &[&str],
         subscriber: &dyn Subscriber,
     ) -> Result<(), ExchangeError> {
-        if self.refused(channels).await?.is_some() {
-            for channel in channels {
-                if let Some(error) = self.refused(&[channel]).await? {
-                    tracing::warn!(%channel, %error, "a subscription was refused");
-                    subscriber.on_unsubscribed(channel);
-                }
+        let subscribe = |channels: &[&str]| {
+            self.send(
+                subscribing(true, SubscriptionMode::Restored, channels),
+                None,
+            )
+        };
+        let chunks = channels.chunks(CHANNELS_PER_SUBSCRIBE);
+        let sent: Vec<_> = chunks.map(|chunk| (chunk, subscribe(chunk))).collect();
+        let mut single = Vec::new();
+        for (chunk, sent) in sent {
+            if self.refused(sent).await?.is_some() {
+                single.extend(chunk.iter().map(|channel| (channel, subscribe(&[channel]))));
+            }
+        }
+        for (channel, sent) in single {
+            if let Some(error) = self.refused(sent).await? {
+                tracing::warn!(%channel, %error, "a subscription was refused");
+                subscriber.on_unsubscribed(channel);
             }
         }
         Ok(())
     }
 
-    /// Subscribes before the connection is used. Returns the error if that is refused for good.
-    /// Without subscriptions that are refused for now, as by a server that runs a long script, the
-    /// connection is of no use.
-    async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
-        let subscribe = subscribing(true, SubscriptionMode::Restored, channels);
-        let answer = self.answer(self.send(subscribe, None)).await;
+    /// Returns the error if a subscription is refused for good. Without subscriptions that are refused for now, as by a server
+    /// that runs a long script, the connection is of no use.
+    async fn refused(&self, sent: Pending) -> Result<Option<ErrorReply>, ExchangeError> {
+        let answer = self.answer(sent).await;
         match answer.map_err(ExchangeError::before_the_step)? {
             Some(error) if !ExchangeError::from_reply(&error, "").is_permanent() => {
                 Err(ExchangeError::not_executed(error.to_string()))
@@ -1181,7 +1187,7 @@ impl super::wire::OnPush for PushReceiver {
 
 #[cfg(test)]
 mod tests {
-    use redlatch_testkit::Server;
+    use redlatch_testkit::{Proxy, Server};
 
     use super::super::options::ReplicaSync;
     use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
@@ -1528,6 +1534,40 @@ mod tests {
         connection.leave_replica(&next);
         let current = connection.get_or_connect().await.unwrap();
         assert_ne!(current.generation, next.generation);
+    }
+
+    /// Feared: the next connection has restored the subscriptions without this one, whose request is answered by the server
+    /// that was left. Its waiter sleeps then.
+    #[tokio::test]
+    async fn subscription_of_a_connection_that_was_left_is_not_sent() {
+        let server = Server::start();
+        let client = Client::connect(&server.url()).await.unwrap();
+        let pubsub = pubsub_of(&client);
+        let former = pubsub.get_or_connect().await.unwrap();
+        pubsub.leave(&former);
+        let next = pubsub.get_or_connect().await.unwrap();
+        assert!(pubsub.record_subscribing(former.generation, "c").is_err());
+        pubsub.record_subscribing(next.generation, "c").unwrap();
+    }
+
+    /// One answer after the other would take longer than a connection may.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn refused_channel_does_not_delay_the_others_by_a_round_trip_each() {
+        let server = Server::start();
+        let rights = "on nopass ~* +@all resetchannels &c*";
+        let rights: Vec<&str> = rights.split(' ').collect();
+        let _: () = server.command(&[&["ACL", "SETUSER", "default"], &rights[..]].concat());
+        let proxy = Proxy::to(server.port());
+        let settings = Client::builder().connect_timeout(Duration::from_secs(3));
+        let pubsub = pubsub_of(&settings.connect(&proxy.url()).await.unwrap());
+        pubsub.discard(&pubsub.get_or_connect().await.unwrap());
+        for channel in (0..300).map(|n| format!("c{n}")).chain(["x".to_owned()]) {
+            pubsub.subscribe_on_reconnect(&channel);
+        }
+        proxy.delay(Duration::from_millis(10));
+        pubsub.get_or_connect().await.unwrap();
+        let subscribed: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
+        assert_eq!(subscribed.len(), 300);
     }
 
     #[tokio::test]

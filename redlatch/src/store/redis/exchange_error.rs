@@ -170,7 +170,7 @@ impl ExchangeError {
             "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::not_executed(message),
             "NOAUTH" | "WRONGPASS" => Error::authentication_failed(message).into(),
             // A script accessed a key that has moved with its slot. Its effects before that remain.
-            "ERR" if message.contains(NON_LOCAL_KEY) => ExchangeError::Unanswered(message.into()),
+            _ if message.contains(NON_LOCAL_KEY) => ExchangeError::Unanswered(message.into()),
             _ if is_only_for_subscriptions(&message) => ExchangeError::not_executed(message),
             _ => match remedy(&message) {
                 Some(remedy) => {
@@ -404,11 +404,12 @@ mod tests {
             "Script attempted to access a non local key in a cluster node",
             "Attempted to access a non local key in a cluster node script: on @user_script:121.",
         ] {
-            let failure = classify(format!("ERR {details}"));
-            assert!(
-                matches!(failure, ExchangeError::Unanswered(_)),
-                "{failure:?}"
-            );
+            // A script that catches the error, on 6.2, replies with it from where it happened.
+            for code in ["ERR", "@user_script: 40:"] {
+                let failure = classify(format!("{code} {details}"));
+                let is_repeated = matches!(failure, ExchangeError::Unanswered(_));
+                assert!(is_repeated, "{failure:?}");
+            }
         }
     }
 

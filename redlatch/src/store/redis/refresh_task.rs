@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::connection::ReconnectingConnection;
 use super::exchange_error::ExchangeError;
 use super::pace::Pace;
-use crate::environment::task;
+use crate::environment::{check_sockets, task};
 use crate::sync::Mutex;
 
 /// Time that every node has to answer, even if enough nodes have answered before.
@@ -81,13 +81,15 @@ impl Checks {
 }
 
 impl RefreshTask {
-    /// Starts the task unless it is running. It ends when `self` is dropped.
+    /// Starts the task unless it is running. It ends when `self` is dropped. In a runtime without sockets it would reach no
+    /// server, and prevent a better one.
     pub(super) fn ensure_running<F: Future<Output = ()> + Send + 'static>(
         &self,
         refresh: impl FnOnce() -> F,
     ) {
         let mut running = self.running.lock();
-        if running.as_ref().is_none_or(AbortHandle::is_finished) {
+        let is_running = running.as_ref().is_some_and(|task| !task.is_finished());
+        if !is_running && check_sockets().is_ok() {
             *running = Some(tokio::spawn(task(refresh())).abort_handle());
         }
     }

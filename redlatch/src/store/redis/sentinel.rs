@@ -51,6 +51,7 @@ use super::pubsub::{SubscriptionMode, text_field};
 use super::refresh_task::{MIN_QUERY_TIME, RefreshTask, no_answer_within};
 use super::server_report::SentinelReport;
 use super::wire::Cmd;
+use crate::environment::check_sockets;
 use crate::error::Error;
 use crate::join::{Boxed, join_all, join_until};
 use crate::step::{ScriptReply, unexpected_reply};
@@ -308,6 +309,7 @@ impl MasterResolver for Sentinels {
     /// Returns the outcome of the latest query, or of the next one if that is due.
     fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>> {
         Box::pin(async move {
+            check_sockets()?;
             let queried = self.queried.notified();
             self.view.view.lock().on_needed();
             self.request_refresh();

@@ -23,7 +23,7 @@ use super::sentinel::Sentinels;
 use super::server_report::SentinelReport;
 use super::slot::slot;
 use super::url::Deployment;
-use crate::environment::{Creator, check_sockets};
+use crate::environment::Creator;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::name::{SPANS_SLOTS, spans_slots};
@@ -211,11 +211,9 @@ impl Topology {
     }
 
     /// Watches the sentinels from now on, if their watch has ended with the runtime of another caller. A cluster does the same
-    /// when it looks for a node. A runtime without sockets could reach no sentinel.
+    /// when it looks for a node.
     pub(super) fn ensure_watched(&self) {
-        if let Form::Sentinel(_, sentinels) = &self.form
-            && check_sockets().is_ok()
-        {
+        if let Form::Sentinel(_, sentinels) = &self.form {
             sentinels.ensure_refresh_task();
         }
     }

@@ -15,7 +15,7 @@
 //!
 //! [`PublicUrl`] is cut from the same parts, so nothing is shown that this file reads as a secret.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
@@ -199,7 +199,10 @@ fn sentinel(
     options: &ConnectOptions,
     tls: Option<Arc<Tls>>,
 ) -> Result<UrlContent> {
-    let (sentinels, path) = parts.hosts_and_path(SENTINEL_PORT)?;
+    let (mut sentinels, path) = parts.hosts_and_path(SENTINEL_PORT)?;
+    // Each has one vote.
+    let mut named = HashSet::new();
+    sentinels.retain(|sentinel| named.insert(sentinel.clone()));
     let (master, db) = path.split_once('/').unwrap_or((path, ""));
     if master.is_empty() {
         return invalid(
@@ -928,6 +931,17 @@ mod tests {
             true => String::new(),
             false => format!("?{}", pairs.join("&")),
         }
+    }
+
+    /// Else the view of one server could be that of most of them.
+    #[test]
+    fn sentinel_that_is_named_twice_has_one_vote() {
+        let parsed = parse("redis+sentinel://a,b:26379,a:26379,b:1/m").unwrap();
+        let Deployment::Sentinel { sentinels, .. } = parsed.deployment else {
+            panic!("{:?}", parsed.deployment);
+        };
+        let named: Vec<_> = sentinels.iter().map(ToString::to_string).collect();
+        assert_eq!(named, ["a:26379", "b:26379", "b:1"]);
     }
 
     /// The servers of a URL, the database and the credentials.

@@ -155,6 +155,11 @@ pub(crate) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
+pub(crate) fn threaded_runtime() -> Runtime {
+    let mut runtime = Builder::new_multi_thread();
+    runtime.worker_threads(1).enable_all().build().unwrap()
+}
+
 /// Starts a task for each number or other item.
 pub(crate) fn spawn_each<N, F>(
     items: impl IntoIterator<Item = N>,

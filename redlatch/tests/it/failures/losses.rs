@@ -282,3 +282,31 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     assert!(fixed.is_valid() && renewed.is_valid());
     assert!(fixed.valid_for() <= LONG * 5);
 }
+
+/// Feared: the program believes that its work was protected, because the first error is one of the member that does not answer.
+#[tokio::test(start_paused = true)]
+async fn run_reports_the_loss_of_a_member_beside_the_outage_of_another() {
+    for [failing, lost] in [["a", "b"], ["b", "a"]] {
+        let stores = [Embedded::new(), Embedded::new()];
+        let connect = |store| Client::builder().connect_embedded(store).unwrap();
+        let members = [
+            connect(&stores[0]).lock(failing),
+            connect(&stores[1]).lock(lost),
+        ];
+        let ran = MultiLock::new(members).lock().run(async {
+            assert!(connect(&stores[1]).lock(lost).force_unlock().await.unwrap());
+            stores[0].set_available(false);
+        });
+        assert_matches!(ran.await, Err(Error::Lost { .. }));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_reports_that_another_program_has_overwritten_the_key() {
+    let client = rarely_renewing(shared()).await;
+    let lock = client.lock(&unique("overwritten"));
+    let ran = lock.run(async {
+        let _: () = shared().command(&["SET", lock.name(), "other"]);
+    });
+    assert_matches!(ran.await, Err(Error::WrongKind { .. }));
+}

@@ -322,6 +322,24 @@ async fn client_is_shared_with_async_code() {
     client.flush().await;
 }
 
+/// Nothing renews the lock without the runtime of its client, and nothing can be released.
+#[test]
+fn run_reports_loss_although_the_runtime_has_ended() {
+    let runtime = threaded_runtime();
+    let lock = runtime.block_on(async {
+        let client = redlatch::Client::embedded();
+        client.blocking().unwrap().lock("a")
+    });
+    let lease = Duration::from_millis(50);
+    let ran = lock.lock().lease(lease).run(|guard| {
+        drop(runtime);
+        while guard.is_valid() {
+            thread::yield_now();
+        }
+    });
+    assert_matches!(ran, Err(Error::Lost { .. }));
+}
+
 /// A guard of a shared client that is dropped on a thread releases in the runtime.
 #[test]
 fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {

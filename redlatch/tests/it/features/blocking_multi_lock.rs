@@ -181,3 +181,21 @@ fn members_can_be_added_to_an_empty_multi_lock() {
     let red = RedLock::new(none()).and(&lock);
     red.lock().block().unwrap().unlock().unwrap();
 }
+
+/// A set as the member of another one: the work of its members is done in their runtimes, too.
+#[test]
+fn set_is_not_awaited_in_the_runtime_of_a_nested_member() {
+    let runtimes = [(); 3].map(|()| runtime());
+    let locks = runtimes.each_ref().map(|runtime| {
+        runtime.block_on(async {
+            let client = redlatch::Client::embedded();
+            client.blocking().unwrap().lock("a")
+        })
+    });
+    let [a, b, c] = locks;
+    let all = MultiLock::new([a, b]).and(c);
+    for runtime in &runtimes {
+        let refused = runtime.block_on(async { all.try_lock().block().err() });
+        assert_eq!(refused, Some(Error::BlockedRuntime));
+    }
+}

@@ -6,6 +6,7 @@ use std::env;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, exit};
+use std::sync::mpsc::RecvTimeoutError;
 
 use fork::{Fork, waitpid};
 use redlatch::blocking;
@@ -65,6 +66,7 @@ fn fork_children(url: &str) {
         });
     }
     child_flushes_nothing_of_its_parent(url, &kept);
+    child_does_not_wait_for_threads_of_its_parent(url);
     let before = runtime();
     let lazy = before.block_on(async { settings().connect_lazy(url) });
     let clients = [before.block_on(Client::connect(url)), lazy].map(Result::unwrap);
@@ -93,6 +95,31 @@ fn fork_children(url: &str) {
     let guard = guard.unwrap();
     let holder = runtime().block_on(lock.holder()).unwrap();
     assert_eq!(holder.map(|holder| holder.owner), Some(guard.owner_id()));
+}
+
+/// The parent forks in a context of a runtime, in which its thread has acquired a lock: that thread knows its process then.
+fn child_does_not_wait_for_threads_of_its_parent(url: &str) {
+    let runtime = threaded_runtime();
+    let client = runtime.block_on(Client::connect(url)).unwrap();
+    let client = client.blocking().unwrap();
+    let _context = runtime.enter();
+    client
+        .lock("in a context")
+        .lock()
+        .block()
+        .unwrap()
+        .unlock()
+        .unwrap();
+    in_child(|| {
+        let (_ends, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+                exit(2);
+            }
+        });
+        let error = client.lock("in a context").try_lock().block().err();
+        assert_eq!(error, Some(Error::NoRuntime));
+    });
 }
 
 /// The registry has an entry of a hold that the parent has released just now.

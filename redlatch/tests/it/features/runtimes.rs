@@ -4,6 +4,7 @@ use std::task::{Context, Waker};
 
 use redlatch::TryLockError;
 use redlatch::job::Cron;
+use redlatch_testkit::shared_sentinels;
 
 use crate::common::prelude::*;
 
@@ -123,11 +124,6 @@ fn calls_of_counters(client: &Client) {
     refused("latch", latch.wait().into_future());
     refused("latch with limit", latch.try_wait().wait(LONG));
     refused("latch delete", latch.delete());
-}
-
-fn threaded_runtime() -> tokio::runtime::Runtime {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    runtime.worker_threads(1).enable_all().build().unwrap()
 }
 
 fn held_in(runtime: &tokio::runtime::Runtime, lock: Lock) -> Guard {
@@ -415,4 +411,20 @@ fn runtime_without_sockets_causes_error() {
     let lock = Client::embedded().lock("sockets");
     let guard = bare.block_on(lock.lock().into_future()).unwrap();
     bare.block_on(guard.unlock()).unwrap();
+}
+
+/// Feared: the task that watches a deployment runs where it reaches no server, and no other one is started.
+#[test]
+fn deployment_is_watched_from_a_runtime_with_sockets() {
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    let (bare, whole) = (bare.unwrap(), threaded_runtime());
+    for url in [shared_sentinels().url(), shared_cluster().url()] {
+        let client = whole.block_on(async { Client::builder().connect_lazy(&url) });
+        let lock = client.unwrap().lock(&unique("sockets"));
+        let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
+        assert_eq!(error, Error::NoRuntime);
+        whole.block_on(async { free(held(&lock).await).await });
+    }
 }
