@@ -27,6 +27,9 @@ const MAX_DEMOTION_DELAY: Duration = Duration::from_millis(1000);
 /// How long a query that is late, and the next one, may take.
 const MAX_QUERY_TIME: Duration = Duration::from_millis(2500);
 
+/// The longest pause of clients between queries of the sentinels.
+const LONGEST_QUERY_PAUSE: Duration = Duration::from_secs(5);
+
 const CLOCK_STEP: DataLoss = DataLoss {
     holds: true,
     shows: false,
@@ -106,6 +109,7 @@ impl Run<'_> {
                 for process in &self.processes {
                     self.reset_connections(process);
                 }
+                self.sentinels_fail(from);
             }
             Fault::StepClock(by) => {
                 for host in self.deployment.servers() {
@@ -174,7 +178,8 @@ impl Run<'_> {
                 until.await;
                 self.deployment.set_separated(master, false);
                 self.demote(master).await;
-                self.record_cut_off(from, replaced).await;
+                let followed = self.heard_again().min(self.now()).max(replaced);
+                self.record_cut_off(from, followed).await;
             }
             Fault::ManualFailover { group } => {
                 let master = self.deployment.masters()[group];
@@ -206,9 +211,9 @@ impl Run<'_> {
                         let fails = self.random.between(Duration::ZERO, QUERIES_FAIL_FOR);
                         sleep(fails).await;
                         self.set_queries_fail(false, late);
-                        // Pauses between queries do not grow faster than the time in which queries fail.
-                        let failing = Duration::from_nanos(self.now().abs_diff(fails_from));
-                        sleep(failing + MAX_QUERY_TIME).await;
+                        self.sentinels_fail(fails_from);
+                        let pause = self.heard_again().abs_diff(self.now());
+                        sleep(Duration::from_nanos(pause)).await;
                         let followed = self.now();
                         until.await;
                         self.deployment.set_separated(master, false);
@@ -229,6 +234,7 @@ impl Run<'_> {
                 for host in sentinels {
                     network.set_frozen(host, false);
                 }
+                self.sentinels_fail(from);
             }
             Fault::SlotsMoved { pause } => {
                 self.move_slots(pause).await;
@@ -266,6 +272,22 @@ impl Run<'_> {
     async fn record_data_loss(&mut self, from: Time, loss: DataLoss) {
         self.set_permits().await;
         self.record_data_loss_until(from, self.now(), loss);
+    }
+
+    /// Records that connections to sentinels broke, or queries failed, from then until now.
+    fn sentinels_fail(&mut self, from: Time) {
+        let earlier = self.sentinels_failed.filter(|_| from <= self.heard_again());
+        let from = earlier.map_or(from, |(from, _)| from);
+        self.sentinels_failed = Some((from, self.now()));
+    }
+
+    /// Returns when all clients have queried the sentinels again, and receive their messages, at the latest: pauses between
+    /// queries do not grow faster than the time in which they fail.
+    fn heard_again(&self) -> Time {
+        let heard = |(from, until): (Time, Time)| {
+            until + (until - from).min(nanos(LONGEST_QUERY_PAUSE)) + nanos(MAX_QUERY_TIME)
+        };
+        self.sentinels_failed.map_or(0, heard)
     }
 
     /// Records what may be lost because a master was cut off, and clients used it until they followed its successor.

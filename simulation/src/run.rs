@@ -95,6 +95,8 @@ pub(crate) struct Run<'a> {
     /// The source of the passwords of the processes.
     tokens: Tokens,
     shutdown: Arc<AtomicBool>,
+    /// When connections to sentinels broke, or queries failed, again and again. The pauses of clients grow with that.
+    pub(crate) sentinels_failed: Option<(Time, Time)>,
     /// The running processes. A process that replaces another one has its index.
     pub(crate) processes: Vec<Arc<Process>>,
     started: usize,
@@ -127,6 +129,7 @@ impl Run<'_> {
             tickets: TicketBox::default(),
             tokens: Tokens::default(),
             shutdown: Arc::default(),
+            sentinels_failed: None,
             processes: Vec::new(),
             started: 0,
             observer: None,
