@@ -79,8 +79,8 @@ impl<R: HasLease> Guard<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it was no longer held (a RedLock: not by a majority), so other owners may
-    /// have held it meanwhile. [`Error::Unavailable`], [`Error::ResponseTimeout`] or another error:
+    /// [`Error::Lost`](crate::Error::Lost): it was no longer held (a RedLock: not by a majority), so other owners may
+    /// have held it meanwhile. [`Error::Unavailable`](crate::Error::Unavailable), [`Error::ResponseTimeout`](crate::Error::ResponseTimeout) or another error:
     /// the store did not answer or refused the release, which continues in the background. Of
     /// several locks, this is the first error of a member, a loss before others; all are released nevertheless. A
     /// RedLock returns it only if too many members may still keep the lock. A member that does not
@@ -101,7 +101,7 @@ impl<R: HasLease> Guard<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it was lost before, also because it was fed too late. Feeding it changes nothing then.
+    /// [`Error::Lost`](crate::Error::Lost): it was lost before, also because it was fed too late. Feeding it changes nothing then.
     pub fn feed(&self) -> Result<()> {
         self.held.feed();
         self.held.loss().map_or(Ok(()), Err)
@@ -152,7 +152,7 @@ impl<R: HasLease> Guard<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as it is lost; `work` is then dropped and never polled after the
+    /// [`Error::Lost`](crate::Error::Lost) as soon as it is lost; `work` is then dropped and never polled after the
     /// lease has ended.
     ///
     /// # Cancel safety
