@@ -510,6 +510,17 @@ impl Error {
         matches!(self, Error::Lost { .. } | Error::WrongKind { .. })
     }
 
+    /// Returns the loss that this error of a release means.
+    pub(crate) fn into_loss(self) -> Option<Error> {
+        match self {
+            Error::WrongKind { name, .. } => Some(Error::Lost {
+                name,
+                reason: Loss::NotHeld,
+            }),
+            error => error.is_loss().then_some(error),
+        }
+    }
+
     /// Returns whether the store could not be reached or did not answer.
     pub(crate) fn is_outage(&self) -> bool {
         matches!(

@@ -276,6 +276,9 @@ impl Run<'_> {
 
     /// Records that connections to sentinels broke, or queries failed, from then until now.
     fn sentinels_fail(&mut self, from: Time) {
+        if self.deployment.topology != Topology::Sentinel {
+            return;
+        }
         let earlier = self.sentinels_failed.filter(|_| from <= self.heard_again());
         let from = earlier.map_or(from, |(from, _)| from);
         self.sentinels_failed = Some((from, self.now()));

@@ -225,11 +225,11 @@ impl<R: Acquirable> Guard<R> {
         let output = work(&self);
         // Without its runtime nothing can be released, so that no release would report it.
         let known = self.inner.held.loss();
-        match (self.finish(|guard| guard.held.release()), known) {
-            (Err(error), _) if error.is_loss() => Err(error),
-            (Err(Error::NoRuntime), Some(known)) => Err(known),
-            _ => Ok(output),
-        }
+        let loss = match self.finish(|guard| guard.held.release()) {
+            Err(Error::NoRuntime) => known,
+            released => released.err().and_then(Error::into_loss),
+        };
+        loss.map_or(Ok(output), Err)
     }
 
     /// Runs an async method that consumes the guard, or returns it with its error.

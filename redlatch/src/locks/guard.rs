@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::{Acquirable, HasLease, HasOwner, Held, HeldForLease as _, Lock};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::owner::Owner;
 
 /// What a request acquired: a held lock, several locks held as one, or permits. [`Guard::unlock`]
@@ -54,12 +54,10 @@ impl<R: Acquirable> Guard<R> {
         .await
     }
 
-    /// Releases it. Returns only errors which say that another owner may have held it.
+    /// Releases it. The only error is a loss.
     pub(crate) async fn release_unless_lost(self) -> Result<()> {
-        match self.held.release().await {
-            Err(error) if error.is_loss() => Err(error),
-            _ => Ok(()),
-        }
+        let error = self.held.release().await.err();
+        error.and_then(Error::into_loss).map_or(Ok(()), Err)
     }
 }
 
@@ -79,8 +77,8 @@ impl<R: HasLease> Guard<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost): it was no longer held (a RedLock: not by a majority), so other owners may
-    /// have held it meanwhile. [`Error::Unavailable`](crate::Error::Unavailable), [`Error::ResponseTimeout`](crate::Error::ResponseTimeout) or another error:
+    /// [`Error::Lost`]: it was no longer held (a RedLock: not by a majority), so other owners may
+    /// have held it meanwhile. [`Error::Unavailable`], [`Error::ResponseTimeout`] or another error:
     /// the store did not answer or refused the release, which continues in the background. Of
     /// several locks, this is the first error of a member, a loss before others; all are released nevertheless. A
     /// RedLock returns it only if too many members may still keep the lock. A member that does not
@@ -101,7 +99,7 @@ impl<R: HasLease> Guard<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost): it was lost before, also because it was fed too late. Feeding it changes nothing then.
+    /// [`Error::Lost`]: it was lost before, also because it was fed too late. Feeding it changes nothing then.
     pub fn feed(&self) -> Result<()> {
         self.held.feed();
         self.held.loss().map_or(Ok(()), Err)
@@ -152,7 +150,7 @@ impl<R: HasLease> Guard<R> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) as soon as it is lost; `work` is then dropped and never polled after the
+    /// [`Error::Lost`] as soon as it is lost; `work` is then dropped and never polled after the
     /// lease has ended.
     ///
     /// # Cancel safety

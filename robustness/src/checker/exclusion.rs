@@ -46,13 +46,17 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
     let mut active: Vec<Span<'_>> = Vec::new();
     for span in spans {
         active.retain(|other| other.until > span.from);
-        // `may_overlap` decides about all other modes.
-        let many = match is_permit(span) && has_free_permit(active.iter()) {
+        let are_permits = is_permit(span) && active.iter().copied().all(is_permit);
+        let excess = (active.len() + 1).saturating_sub(PERMITS as usize);
+        let many = match are_permits && excess == 0 {
+            // A free permit conflicts with no other, unless one has all permits; `may_overlap` decides about all other modes.
             true => &[],
             false => &active[..],
         };
-        // Permits are interchangeable: those with fixed leases explain it if there are not too many others.
-        let renewed_fit = has_free_permit(active.iter().filter(|other| !has_fixed_lease(other)));
+        // Permits are interchangeable: the first ones with fixed leases explain it, if there are enough.
+        let fixed = active.iter().copied().filter(has_fixed_lease);
+        let mut excess_fixed = fixed.skip(excess.saturating_sub(1)).filter(|_| are_permits);
+        let fixed_permit = excess_fixed.next();
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
         // Permits are interchangeable: any conflicting one may be the permit of a killed process.
         let is_dead = many.iter().any(|other| other.is_dead);
@@ -66,30 +70,21 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
                 false => (Rule::Exclusion, "which was still valid"),
             };
             let (after, who) = (millis(span.from - other.from), span.section.requester());
-            let has_fixed_lease = match is_permit(span) {
-                true => renewed_fit,
-                false => has_fixed_lease(other),
+            let fixed = match is_permit(span) {
+                true => fixed_permit,
+                false => Some(*other).filter(has_fixed_lease),
             };
             let holder = other.section.requester();
             let text = format!("{name}: {who} acquired it {after} ms after {holder}, {state}");
             found.push(Violation {
                 until: until.min(other.until),
-                has_fixed_lease,
+                fixed_since: fixed.map(|fixed| fixed.from),
                 ..Violation::at(span.from, rule, text)
             });
         }
         active.push(span);
     }
     found
-}
-
-/// Returns whether a semaphore has a permit beside these guards. One of another mode has all permits.
-fn has_free_permit<'a>(mut others: impl Iterator<Item = &'a Span<'a>>) -> bool {
-    let mut free = PERMITS;
-    others.all(|other| {
-        free = free.saturating_sub(1);
-        is_permit(*other) && free > 0
-    })
 }
 
 /// Returns when so many permits have ended that there are no longer too many.
@@ -355,34 +350,31 @@ mod tests {
         };
         let explained = |sections| {
             let found = check(&history(sections));
-            found
-                .iter()
-                .map(|one| one.has_fixed_lease)
-                .collect::<Vec<_>>()
+            let since = found.iter().map(|one| one.fixed_since.map(|at| at / MS));
+            since.collect::<Vec<_>>()
         };
-        let (first, second) = (section("a", 0, 10), section("a", 5, 20));
-        assert_eq!(
-            explained(vec![first.clone(), fixed(second.clone())]),
-            [false]
-        );
-        assert_eq!(explained(vec![fixed(first), second]), [true]);
-        let permits = |fixed_count: usize, count: usize| {
-            let permits = (0..).map(|at| {
-                let mut one = section("permits:0", at, 20 + at);
+        let (first, second) = (section("a", 1, 10), section("a", 5, 20));
+        let sections = vec![first.clone(), fixed(second.clone())];
+        assert_eq!(explained(sections), [None]);
+        assert_eq!(explained(vec![fixed(first), second]), [Some(1)]);
+        let permits = |fixed_ones: &[usize], count| {
+            let permits = (0..count).map(|number| {
+                let mut one = section("permits:0", number, 20 + number);
                 one.request.mode = Mode::Permit;
-                one
+                match fixed_ones.contains(&(number as usize)) {
+                    true => fixed(one),
+                    false => one,
+                }
             });
-            let permits = permits.enumerate().map(|(at, one)| match at < fixed_count {
-                true => fixed(one),
-                false => one,
-            });
-            explained(permits.take(count).collect())
+            explained(permits.collect())
         };
-        let all = PERMITS as usize;
-        assert!(permits(1, all).is_empty());
-        assert!(permits(0, all + 1).iter().all(|fixed| !fixed));
-        assert!(permits(1, all + 1).iter().all(|fixed| *fixed));
-        assert!(permits(1, all + 2).iter().any(|fixed| !fixed));
+        assert_eq!(PERMITS, 2);
+        assert!(permits(&[1], 2).is_empty());
+        assert_eq!(permits(&[], 3), [None; 2]);
+        assert_eq!(permits(&[1], 3), [Some(1); 2]);
+        // Two of the first three are too many, and only one of them has a fixed lease.
+        assert_eq!(permits(&[0], 4)[2..], [None; 3]);
+        assert_eq!(permits(&[0, 1], 4)[2..], [Some(1); 3]);
     }
 
     /// The guard of process 0 becomes a ticket at 10 ms, which the store keeps until 3010 ms.

@@ -128,10 +128,11 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
 /// renewal, or when their fixed lease ends. Another fault before that may delay them until it ends, but not beyond the lease.
 fn noticed(history: &History, lost: &DataLossWindow, violation: &Violation) -> Time {
     let lease_end = lost.until + history.lease;
-    let noticed_if = |settled| match (lost.loss.shows, violation.has_fixed_lease) {
-        (true, _) => connected_by(history, settled),
-        (false, false) => settled + history.lease / 3,
-        (false, true) => lease_end,
+    let was_held = |since| since <= lost.until + history.margin;
+    let noticed_if = |settled| match lost.loss.shows {
+        true => connected_by(history, settled),
+        false if violation.fixed_since.is_some_and(was_held) => lease_end,
+        false => settled + history.lease / 3,
     };
     let mut windows: Vec<_> = history.windows.iter().collect();
     windows.sort_by_key(|window| window.from);
@@ -207,18 +208,19 @@ mod tests {
             until: 1000 * MS,
             loss: DataLoss::KEYS_DELETED,
         });
-        let explains = |has_fixed_lease, until| {
+        let explains = |fixed_since: Option<Time>, until| {
             let overlap = Violation::at(1500 * MS, Rule::Exclusion, "lock:0").until(until);
             let violation = Violation {
-                has_fixed_lease,
+                fixed_since: fixed_since.map(|at| at * MS),
                 ..overlap
             };
             explain(&violation, &one).is_some()
         };
-        for (has_fixed_lease, noticed) in [(false, 2000), (true, 4000)] {
+        let too_late = 1001 + one.margin / MS;
+        for (fixed_since, noticed) in [(None, 2000), (Some(900), 4000), (Some(too_late), 2000)] {
             let latest = noticed * MS + one.margin;
-            assert!(explains(has_fixed_lease, latest));
-            assert!(!explains(has_fixed_lease, latest + 1));
+            assert!(explains(fixed_since, latest));
+            assert!(!explains(fixed_since, latest + 1));
         }
     }
 

@@ -66,8 +66,8 @@ pub struct Violation {
     pub from: Time,
     pub until: Time,
     pub text: String,
-    /// Whether a guard that it is about has a fixed lease: no renewal finds that its hold was lost.
-    pub has_fixed_lease: bool,
+    /// When the guard was acquired that has a fixed lease, if one explains it: no renewal finds that its hold was lost.
+    pub fixed_since: Option<Time>,
 }
 
 impl Violation {
@@ -78,7 +78,7 @@ impl Violation {
             from: at,
             until: at,
             text: text.into(),
-            has_fixed_lease: false,
+            fixed_since: None,
         }
     }
 

@@ -163,8 +163,7 @@ impl Cluster {
             self.ensure_refresh_task();
             return Ok(node);
         }
-        check_sockets()?;
-        Box::pin(self.refresh_and_wait()).await;
+        Box::pin(self.refresh_and_wait()).await?;
         self.known_slot_owner(slot)
             .ok_or_else(|| self.without_owner(&format!("no node of the cluster owns slot {slot}")))
     }
@@ -180,11 +179,11 @@ impl Cluster {
     }
 
     /// Returns all nodes that own slots, in a stable order.
-    pub(super) async fn masters(self: &Arc<Self>) -> Vec<Arc<Node>> {
+    pub(super) async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Node>>, ExchangeError> {
         if self.map.lock().ranges.is_empty() {
-            self.refresh_and_wait().await;
+            self.refresh_and_wait().await?;
         }
-        self.known_masters()
+        Ok(self.known_masters())
     }
 
     /// Returns all nodes that own slots, as far as is known locally, in a stable order.
@@ -233,7 +232,7 @@ impl Cluster {
         let Some(to) = self.parse_redirect(slot, to) else {
             let responder = self.known_slot_owner(slot);
             self.signals.changed.notify_one();
-            self.refresh_and_wait().await;
+            self.refresh_and_wait().await.ok()?;
             let is_other = |node: &Arc<Node>| !responder.is_some_and(|it| Arc::ptr_eq(&it, node));
             return self.known_slot_owner(slot).filter(is_other);
         };
@@ -295,10 +294,12 @@ impl Cluster {
     }
 
     /// Waits until the nodes have been queried once more.
-    async fn refresh_and_wait(self: &Arc<Self>) {
+    async fn refresh_and_wait(self: &Arc<Self>) -> Result<(), ExchangeError> {
+        check_sockets()?;
         let refreshed = self.refreshed.notified();
         self.request_refresh();
         refreshed.await;
+        Ok(())
     }
 
     /// Queries the nodes for the owners of the slots. Returns whether there are other masters than

@@ -260,7 +260,7 @@ impl Topology {
     pub(super) async fn masters(&self) -> Result<Vec<Arc<Node>>, ExchangeError> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Ok(vec![node.clone()]),
-            Form::Cluster(cluster) => match cluster.masters().await {
+            Form::Cluster(cluster) => match cluster.masters().await? {
                 none if none.is_empty() => {
                     Err(cluster.without_owner("no node of the cluster reported its slots"))
                 }

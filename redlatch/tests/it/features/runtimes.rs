@@ -422,9 +422,11 @@ fn deployment_is_watched_from_a_runtime_with_sockets() {
     let (bare, whole) = (bare.unwrap(), threaded_runtime());
     for url in [shared_sentinels().url(), shared_cluster().url()] {
         let client = whole.block_on(async { Client::builder().connect_lazy(&url) });
-        let lock = client.unwrap().lock(&unique("sockets"));
-        let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
-        assert_eq!(error, Error::NoRuntime);
+        let client = client.unwrap();
+        let lock = client.lock(&unique("sockets"));
+        let error = bare.block_on(lock.try_lock().into_future()).err();
+        assert_eq!(error, Some(Error::NoRuntime));
+        assert_eq!(bare.block_on(client.ping()).err(), Some(Error::NoRuntime));
         whole.block_on(async { free(held(&lock).await).await });
     }
 }
