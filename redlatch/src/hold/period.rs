@@ -179,6 +179,11 @@ impl Period {
         lease.min(left(self.next_loss().0))
     }
 
+    /// Returns until when the store keeps the hold at most, as far as answers say.
+    pub(crate) fn latest_end(&self) -> Instant {
+        self.end.max(self.may_end)
+    }
+
     /// Records that the store keeps the hold until `end` at least.
     pub(crate) fn extend(&mut self, end: Instant) {
         self.end = self.end.max(end);

@@ -403,7 +403,7 @@ impl HoldState {
         renewal: Duration,
         now: Instant,
     ) -> Duration {
-        let end = self.period.end.max(self.period.may_end);
+        let end = self.period.latest_end();
         // A step that was not answered may have extended it.
         let attempt = (renewed || self.ledger.has_attempt_in_flight()).then_some(lease);
         let renewal = self.watchdog.unanswered.then_some(renewal);

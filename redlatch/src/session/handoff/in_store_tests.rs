@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::hold::HoldKind as _;
-use crate::locks::OwnedKind;
+use crate::locks::{Acquirable, Acquire, OwnedKind};
 use crate::store::embedded::failure_injection::Failure::{
     NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
 };
@@ -374,6 +374,33 @@ async fn other_clients_get_their_turn() {
         waiting.expect("in time").unlock().await.unwrap();
     }
     contenders.iter().for_each(JoinHandle::abort);
+}
+
+/// They know of the lease of the hold before, and sleep until its end if no message wakes them.
+#[tokio::test(start_paused = true)]
+async fn other_clients_do_not_wait_for_a_lease_that_a_handoff_has_shortened() {
+    let (_, [client, peer]) = clients();
+    let (mine, theirs) = (client.read_write_lock("b"), peer.read_write_lock("b"));
+    other_client_is_woken(&client.lock("a"), peer.lock("a").lock()).await;
+    other_client_is_woken(&mine.write(), theirs.read().lock()).await;
+    other_client_is_woken(&client.fenced_lock("c"), peer.fenced_lock("c").lock()).await;
+}
+
+/// The other client's request comes just after a hold with a long lease, which then passes to a request with a short one.
+async fn other_client_is_woken<K: OwnedKind, L: Acquirable>(lock: &Lock<K>, other: Acquire<L>) {
+    let request = |lease| lock.lock().owner(Owner::new()).lease(lease);
+    let guard = request(3600 * SECOND).await.unwrap();
+    let short = tokio::spawn(request(SECOND).into_future());
+    let other = tokio::spawn(other.into_future());
+    run_others().await;
+    guard.unlock().await.unwrap();
+    let begun = Instant::now();
+    // The holder of the short lease does not release it.
+    let (_short, waited) = tokio::join!(short, async {
+        drop(other.await.unwrap().unwrap());
+        begun.elapsed()
+    });
+    assert!(waited <= SECOND, "{waited:?}");
 }
 
 /// The repetition finds the waiter in the place of the owner, with its token.
