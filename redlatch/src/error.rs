@@ -517,7 +517,8 @@ impl Error {
                 name,
                 reason: Loss::NotHeld,
             }),
-            error => error.is_loss().then_some(error),
+            lost @ Error::Lost { .. } => Some(lost),
+            _ => None,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::clock::now;
 use crate::deployment::Deployment;
 use crate::final_check::set_permits_blocking;
-use crate::history::{DataLoss, DataLossWindow, FaultWindow, History};
+use crate::history::{DataLoss, FaultWindow, History};
 use crate::names::{key_of, locks_of};
 use crate::processes::{Processes, lock};
 use crate::random::Random;
@@ -164,11 +164,7 @@ impl Context {
         let from = now();
         let done = action(self)?;
         set_permits_blocking(&self.deployment.url(), &self.names(), REPAIR_LIMIT)?;
-        lock(&self.history).data_losses.push(DataLossWindow {
-            from,
-            until: now(),
-            loss,
-        });
+        lock(&self.history).record_data_loss(from, now(), loss);
         Ok(done)
     }
 

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use redlatch_robustness::clock::{Time, nanos};
-use redlatch_robustness::history::{DataLoss, DataLossWindow, FaultWindow};
+use redlatch_robustness::history::{DataLoss, FaultWindow};
 use redlatch_robustness::worker::Sync;
 use tokio::time::{sleep, sleep_until};
 
@@ -323,9 +323,7 @@ impl Run<'_> {
     }
 
     fn record_data_loss_until(&self, from: Time, until: Time, loss: DataLoss) {
-        lock(&self.history)
-            .data_losses
-            .push(DataLossWindow { from, until, loss });
+        lock(&self.history).record_data_loss(from, until, loss);
     }
 
     /// Cuts the replicas of a group off from their master, or reconnects them.

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
 use std::process::{Command, ExitStatus};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::{Either, select};
@@ -182,9 +182,9 @@ fn start(
     let status = spawn(&mut command)?;
     let turn = BegunTurn::new(turn, commands.working.clone());
     let (report, ended) = oneshot::channel();
-    let kept = Arc::default();
-    // A task of its own: a process that the command leaves behind is killed if nobody reads what it prints.
-    let printing = tokio::spawn(print(output, line.name.clone(), Arc::clone(&kept)));
+    let (kept, last_output) = watch::channel(Vec::new());
+    // A task of its own reads on after the end of the command: SIGPIPE would end a process that it leaves behind.
+    let printing = tokio::spawn(print(output, line.name.clone(), kept));
     // A task, because `run` is dropped when the lock is lost. What the command prints while it is being ended is kept, too.
     let end = tokio::spawn(async move {
         let status = match select(pin!(status), printing).await {
@@ -201,7 +201,7 @@ fn start(
         };
         End {
             status,
-            output: std::mem::take(&mut *lock(&kept)),
+            output: last_output.borrow().clone(),
             _turn: turn,
         }
     });
@@ -316,22 +316,17 @@ impl Drop for Process {
     }
 }
 
-fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Prints the lines of the output with the name of the job, and keeps its end.
-async fn print(mut output: pipe::Receiver, name: String, kept: Arc<Mutex<Vec<u8>>>) {
+async fn print(mut output: pipe::Receiver, name: String, kept: watch::Sender<Vec<u8>>) {
     let (mut buffer, mut line) = (vec![0; MAX_LINE], Vec::new());
     loop {
         let read = output.read(&mut buffer).await.unwrap_or(0);
         line.extend_from_slice(&buffer[..read]);
-        {
-            let mut kept = lock(&kept);
+        kept.send_modify(|kept| {
             kept.extend_from_slice(&buffer[..read]);
             let surplus = kept.len().saturating_sub(MAX_OUTPUT);
             kept.drain(..surplus);
-        }
+        });
         let complete = match line.iter().rposition(|byte| *byte == b'\n') {
             Some(end) => end + 1,
             None if read == 0 || line.len() >= MAX_LINE => line.len(),

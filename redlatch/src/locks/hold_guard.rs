@@ -65,10 +65,7 @@ impl HoldGuard {
                     break 'released Err(lost);
                 }
                 let settled = self.hold_ref.settle().await;
-                self.settled = matches!(
-                    settled,
-                    Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
-                );
+                self.settled = settled.as_ref().err().is_none_or(Error::is_loss);
                 settled.and_then(|is_held| {
                     if is_held {
                         return Ok(());

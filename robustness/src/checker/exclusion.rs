@@ -47,16 +47,17 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
     for span in spans {
         active.retain(|other| other.until > span.from);
         let are_permits = is_permit(span) && active.iter().copied().all(is_permit);
-        let excess = (active.len() + 1).saturating_sub(PERMITS as usize);
-        let many = match are_permits && excess == 0 {
+        let many = match are_permits && active.len() < PERMITS as usize {
             // A free permit conflicts with no other, unless one has all permits; `may_overlap` decides about all other modes.
             true => &[],
             false => &active[..],
         };
         // Permits are interchangeable: the first ones with fixed leases explain it, if there are enough.
-        let fixed = active.iter().copied().filter(has_fixed_lease);
-        let mut excess_fixed = fixed.skip(excess.saturating_sub(1)).filter(|_| are_permits);
-        let fixed_permit = excess_fixed.next();
+        let mut fixed = active.iter().copied().filter(has_fixed_lease);
+        let fixed_permit = match are_permits {
+            true => fixed.nth(last_excess(&active)),
+            false => None,
+        };
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
         // Permits are interchangeable: any conflicting one may be the permit of a killed process.
         let is_dead = many.iter().any(|other| other.is_dead);
@@ -91,8 +92,13 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
 fn excess_ends(active: &[Span<'_>], span: Span<'_>) -> Time {
     let mut ends: Vec<Time> = active.iter().chain([&span]).map(|one| one.until).collect();
     ends.sort_unstable();
+    ends[last_excess(active)]
+}
+
+/// Returns the index of the last permit that has to end, beside these active ones, before there are no longer too many.
+fn last_excess(active: &[Span<'_>]) -> usize {
     // 0: another one has all permits.
-    ends[active.len().saturating_sub(PERMITS as usize)]
+    active.len().saturating_sub(PERMITS as usize)
 }
 
 fn has_fixed_lease(span: &Span<'_>) -> bool {

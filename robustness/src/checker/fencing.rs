@@ -146,7 +146,7 @@ mod tests {
     use super::super::explain;
     use super::super::fixtures::{MS, adopts, becomes_ticket, history, section};
     use super::*;
-    use crate::history::{DataLoss, DataLossWindow};
+    use crate::history::DataLoss;
 
     fn with_tokens(tokens: &[u64]) -> History {
         let sections = tokens.iter().zip(0..).map(|(&token, at)| {
@@ -202,11 +202,7 @@ mod tests {
     #[test]
     fn forgotten_release_explains_only_that_its_owner_continues() {
         let mut one = with_tokens(&[4, 4]);
-        one.data_losses.push(DataLossWindow {
-            from: 4 * MS,
-            until: 5 * MS,
-            loss: DataLoss::UNCONFIRMED_WRITES,
-        });
+        one.record_data_loss(4 * MS, 5 * MS, DataLoss::UNCONFIRMED_WRITES);
         let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
         assert!(!explains(&one));
         for section in &mut one.sections {
@@ -220,11 +216,7 @@ mod tests {
     #[test]
     fn lost_data_does_not_explain_tokens_of_the_clock_unless_it_was_set_back() {
         let mut one = with_tokens(&[4, 3]);
-        one.data_losses.push(DataLossWindow {
-            from: 5 * MS,
-            until: 6 * MS,
-            loss: DataLoss::NO_DATA,
-        });
+        one.record_data_loss(5 * MS, 6 * MS, DataLoss::NO_DATA);
         let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
         assert!(explains(&one));
         for section in &mut one.sections {
@@ -256,11 +248,7 @@ mod tests {
     fn clock_that_was_set_back_explains_tokens_until_it_has_caught_up() {
         let explains = |step: Time, first: u64| {
             let mut one = with_tokens(&[first, 5, 3]);
-            one.data_losses.push(DataLossWindow {
-                from: 5 * MS,
-                until: 6 * MS,
-                loss: DataLoss::NO_DATA,
-            });
+            one.record_data_loss(5 * MS, 6 * MS, DataLoss::NO_DATA);
             for section in &mut one.sections {
                 section.request.name = "fenced:0".into();
             }

@@ -147,7 +147,7 @@ fn counts_between(sections: &[&Section], from: Time, until: Time) -> bool {
 mod tests {
     use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::{DataLoss, DataLossWindow};
+    use crate::history::DataLoss;
 
     /// Creates a step from the times of its request and its answer, in milliseconds.
     fn step(mode: Mode, requested: Time, answered: Time) -> Section {
@@ -212,11 +212,7 @@ mod tests {
     #[test]
     fn latch_is_not_certainly_closed_after_data_loss() {
         let mut one = history(with(set(), step(Mode::AwaitZero, 50, 60)));
-        one.data_losses.push(DataLossWindow {
-            from: 45 * MS,
-            until: 48 * MS,
-            loss: DataLoss::NO_DATA,
-        });
+        one.record_data_loss(45 * MS, 48 * MS, DataLoss::NO_DATA);
         assert!(check(&one).is_empty());
         (one.data_losses[0].from, one.data_losses[0].until) = (-9000 * MS, -5000 * MS);
         assert_eq!(check(&one).len(), 1);

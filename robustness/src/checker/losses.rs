@@ -415,7 +415,7 @@ fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str)
 mod tests {
     use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::{DataLoss, DataLossWindow, FaultWindow, Mode};
+    use crate::history::{DataLoss, FaultWindow, Mode};
 
     fn rules(history: &History, losses: Losses) -> Vec<Rule> {
         let found = check(history, losses);
@@ -639,8 +639,7 @@ mod tests {
             let mut history = history(sections);
             let (from, until) = (0, until * MS);
             let loss = DataLoss::UNCONFIRMED_WRITES;
-            let window = DataLossWindow { from, until, loss };
-            history.data_losses.push(window);
+            history.record_data_loss(from, until, loss);
             rules(&history, Losses::None)
         };
         let too_early = [Rule::LostBeforeExpiry, Rule::AvoidableLoss];
@@ -658,8 +657,7 @@ mod tests {
             let mut history = history(sections);
             let loss = DataLoss::UNCONFIRMED_WRITES;
             let (from, until) = (0, until * MS);
-            let window = DataLossWindow { from, until, loss };
-            history.data_losses.push(window);
+            history.record_data_loss(from, until, loss);
             assert_eq!(rules(&history, Losses::None).is_empty(), explained);
         }
         // The promoted replica had all acquisitions.

@@ -182,7 +182,7 @@ mod tests {
                 let mut one = history(Vec::new());
                 one.connected = connected.iter().map(|at| at * MS).collect();
                 let (from, until) = (1000 * MS, 1000 * MS);
-                one.data_losses.push(DataLossWindow { from, until, loss });
+                one.record_data_loss(from, until, loss);
                 one.windows.extend(fault_end.map(|end| FaultWindow {
                     from: 1200 * MS,
                     until: end * MS,
@@ -203,11 +203,7 @@ mod tests {
     #[test]
     fn holder_with_a_fixed_lease_notices_at_its_end() {
         let mut one = history(Vec::new());
-        one.data_losses.push(DataLossWindow {
-            from: 1000 * MS,
-            until: 1000 * MS,
-            loss: DataLoss::KEYS_DELETED,
-        });
+        one.record_data_loss(1000 * MS, 1000 * MS, DataLoss::KEYS_DELETED);
         let explains = |fixed_since: Option<Time>, until| {
             let overlap = Violation::at(1500 * MS, Rule::Exclusion, "lock:0").until(until);
             let violation = Violation {
@@ -228,11 +224,7 @@ mod tests {
     #[test]
     fn lost_renewal_explains_only_a_hold_taken_from_a_dead_process() {
         let mut one = history(Vec::new());
-        one.data_losses.push(DataLossWindow {
-            from: 1000 * MS,
-            until: 1500 * MS,
-            loss: DataLoss::UNCONFIRMED_WRITES,
-        });
+        one.record_data_loss(1000 * MS, 1500 * MS, DataLoss::UNCONFIRMED_WRITES);
         let explains = |rule| {
             let violation = Violation::at(2000 * MS, rule, String::new());
             explain(&violation, &one).is_some()

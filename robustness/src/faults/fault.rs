@@ -7,7 +7,7 @@ use crate::checker::Losses;
 use crate::clock::now;
 use crate::context::{Context, Inject};
 use crate::deployment::{Needs, Topology};
-use crate::history::{DataLoss, DataLossWindow};
+use crate::history::DataLoss;
 use crate::processes::lock;
 use crate::worker::Sync;
 
@@ -73,11 +73,7 @@ impl Fault {
         let (mut history, until) = (lock(&context.history), now());
         history.failovers.push((from, until));
         if !self.lossless_failover {
-            history.data_losses.push(DataLossWindow {
-                from,
-                until,
-                loss: DataLoss::UNREPLICATED,
-            });
+            history.record_data_loss(from, until, DataLoss::UNREPLICATED);
         }
         Ok(())
     }

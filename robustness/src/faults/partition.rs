@@ -10,7 +10,7 @@ use crate::checker::{Losses, MARGIN};
 use crate::clock::{Time, now};
 use crate::context::Context;
 use crate::deployment::{Needs, Topology};
-use crate::history::{DataLoss, DataLossWindow};
+use crate::history::DataLoss;
 use crate::namespace::Partition;
 use crate::processes::lock;
 use crate::worker::Sync;
@@ -82,8 +82,7 @@ pub(super) const FAULTS: [Fault; 4] = [
 /// left it.
 fn partition_with_loss(context: &mut Context, duration: Duration, loss: DataLoss) -> Result<()> {
     let (from, until) = partition_master(context, duration)?;
-    let window = DataLossWindow { from, until, loss };
-    lock(&context.history).data_losses.push(window);
+    lock(&context.history).record_data_loss(from, until, loss);
     Ok(())
 }
 

@@ -376,6 +376,11 @@ impl History {
         names
     }
 
+    /// Records that the store lost data at some time in this window.
+    pub fn record_data_loss(&mut self, from: Time, until: Time, loss: DataLoss) {
+        self.data_losses.push(DataLossWindow { from, until, loss });
+    }
+
     /// Returns the times in which the store may have lost objects without a lease, too.
     pub fn leaseless_losses(&self) -> impl Iterator<Item = &DataLossWindow> {
         self.data_losses.iter().filter(|lost| lost.loss.tokens)

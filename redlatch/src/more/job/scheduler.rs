@@ -228,9 +228,9 @@ impl Scheduled {
     /// has died, or the lock was lost, because the machine could not reach the store for longer than the
     /// lease, or because it was revoked or forced open. Default 0, because such a run may have done its
     /// work. Work that has ended is never repeated, also if it has failed (let the work itself try
-    /// again), unless its end could not be recorded: the store could not be reached until the lease had ended, or refused it
-    /// for a minute. If a later firing has begun
-    /// meanwhile, the run is not repeated either. At most 19.
+    /// again), unless its end could not be recorded: the store could not be reached until the lease had ended,
+    /// or refused it for a minute. If a later firing has begun meanwhile, the run is not repeated either. At
+    /// most 19.
     #[must_use]
     pub fn retry(mut self, retries: u32) -> Scheduled {
         self.retries = retries;

@@ -9,7 +9,7 @@
 //!    hold over [locally](super::LocalHandoff), because a caller has named one of the owners, as
 //!    always in `blocking`; a lease is fixed; or each acquisition has a token.
 //! 2. For a waiter, the release takes the turn of its hold, too. As often as beside local handoffs, and
-//!    if the waiter's lease is shorter than what is left, the step counts the other clients that wait.
+//!    if the waiter's lease is shorter than the rest of the present one, the step counts the other clients that wait.
 //!    If there are any, it changes nothing, and a release follows.
 //! 3. The waiter is offered its hold, and adds a guard. If it does not within 10 ms, or a later step
 //!    of its owner was sent, the hold is released in the background.
@@ -108,7 +108,7 @@ impl HoldRef {
                 .store_handoff(can_count, Instant::now(), random_fraction)?;
         let waiter = session.waiting.claim_first(&from.object)?;
         let left = from.state().period.latest_end() - Instant::now();
-        // Waiters of other clients may sleep until the end of the present lease, and a handoff wakes nobody.
+        // Waiters of other clients may sleep until the end of the present lease, and a handoff publishes nothing.
         let shortens = waiter.claim.lease.duration() < left;
         if shortens && !can_count {
             return None;

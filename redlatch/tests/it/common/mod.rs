@@ -160,6 +160,10 @@ pub(crate) fn threaded_runtime() -> Runtime {
     runtime.worker_threads(1).enable_all().build().unwrap()
 }
 
+pub(crate) fn runtime_without_sockets() -> Runtime {
+    Builder::new_current_thread().enable_time().build().unwrap()
+}
+
 /// Starts a task for each number or other item.
 pub(crate) fn spawn_each<N, F>(
     items: impl IntoIterator<Item = N>,

@@ -26,8 +26,9 @@ pub(crate) use super::{
     held, held_all, joined, joined_all, lease_left, long_timeout, messages, on_every_store,
     patient, poll_until, poll_until_refused, poll_until_subscribed, poll_up_to, proxied_client,
     proxied_server, pttl, renewing, response_timeout, retry_if_late, retry_if_late_blocking,
-    retry_transient, runtime, seed, server_and_client, short_linger, spawn_each, subscribers,
-    threaded_runtime, unregistered_client, until, until_idle, until_in_sync, until_rises,
-    until_subscribed, until_subscribed_once, user_without_channels, wait_until_discarded,
-    wait_until_lost, waiter_of, with_lost_answer, with_lost_answer_after, within_limit,
+    retry_transient, runtime, runtime_without_sockets, seed, server_and_client, short_linger,
+    spawn_each, subscribers, threaded_runtime, unregistered_client, until, until_idle,
+    until_in_sync, until_rises, until_subscribed, until_subscribed_once, user_without_channels,
+    wait_until_discarded, wait_until_lost, waiter_of, with_lost_answer, with_lost_answer_after,
+    within_limit,
 };

@@ -394,10 +394,7 @@ fn long_section_is_released_in_runtime_without_timers() {
 #[test]
 fn runtime_without_sockets_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
-    let bare = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build();
-    let bare = bare.unwrap();
+    let bare = runtime_without_sockets();
     let server = Server::start();
     let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
     assert_eq!(error, Error::NoRuntime);
@@ -416,10 +413,7 @@ fn runtime_without_sockets_causes_error() {
 /// Feared: the task that watches a deployment runs where it reaches no server, and no other one is started.
 #[test]
 fn deployment_is_watched_from_a_runtime_with_sockets() {
-    let bare = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build();
-    let (bare, whole) = (bare.unwrap(), threaded_runtime());
+    let (bare, whole) = (runtime_without_sockets(), threaded_runtime());
     for url in [shared_sentinels().url(), shared_cluster().url()] {
         let client = whole.block_on(async { Client::builder().connect_lazy(&url) });
         let client = client.unwrap();
