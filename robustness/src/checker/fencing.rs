@@ -123,8 +123,9 @@ fn token_violation(
     let mut until_other = sections
         .iter()
         .filter(|first| first.acquired <= other.acquired && first.token >= one.token);
-    let is_explained = until_other.any(|first| was_set_back(history, one, first));
-    let is_older = other.acquired < Some(first_of_hold(sections, one).requested);
+    let got_token = first_of_hold(sections, one);
+    let is_explained = until_other.any(|first| was_set_back(history, got_token, first));
+    let is_older = other.acquired < Some(got_token.requested);
     let rule = match one.same_owner(other) && is_released && one.token == other.token {
         true => Rule::SameToken,
         false if follows_clock(name) && is_older && !is_explained => Rule::ClockTokens,
@@ -263,6 +264,26 @@ mod tests {
         assert!(explains(0, 4) && !explains(-1, 4));
         // The first one was not that of the second.
         assert!(!explains(0, 2));
+    }
+
+    /// However long a hold lasts until its ticket is adopted, its token is as old as it.
+    #[test]
+    fn clock_that_was_set_back_explains_the_token_of_an_adopter() {
+        let explains = |behind: Time| {
+            let mut one = with_tokens(&[5, 4, 4]);
+            one.record_data_loss(5 * MS, 6 * MS, DataLoss::NO_DATA);
+            for section in &mut one.sections {
+                section.request.name = "fenced:0".into();
+            }
+            one.sections[1] = becomes_ticket(one.sections[1].clone(), "one", 3000);
+            one.sections[2] = adopts("one", one.sections[2].clone());
+            let between = one.sections[1].requested - one.sections[0].acquired.unwrap();
+            one.clock_steps.push((6 * MS, -between - behind));
+            let found = check(&one, &[]);
+            assert_eq!(found.len(), 2);
+            found.iter().all(|found| explain(found, &one).is_some())
+        };
+        assert!(explains(0) && !explains(-1));
     }
 
     /// A lost release or acquisition lets a ticket and a later hold exist beside each other.

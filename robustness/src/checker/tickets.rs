@@ -78,7 +78,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
             let mut asks = asks.filter(|ask| made <= ask.requested);
             let counts = |ask: &Section| {
                 let counts_until = |at| !may_not_count(history, ask, Some(one.requested), at);
-                forbids(ask, one) && one.answered.is_none_or(counts_until)
+                forbids(history, ask, one) && one.answered.is_none_or(counts_until)
             };
             if is_first(ticket, one) && asks.any(|ask| counts(ask)) {
                 found.push(violation(one, "used a ticket that was asked for"));
@@ -160,13 +160,16 @@ fn is_first(ticket: &MadeTicket, one: &Section) -> bool {
 }
 
 /// Returns whether a ticket must not be used after this request to release.
-fn forbids(ask: &Section, one: &Section) -> bool {
+fn forbids(history: &History, ask: &Section, one: &Section) -> bool {
     if ask.answered > Some(one.requested) {
         return false;
     }
     match (one.request.mode, ask.request.mode, ask.answered) {
         (Mode::RenewTicket(lease), Mode::Ask(Some(limit)), Some(answered)) => {
-            answered + limit + ROUNDING < one.requested + lease
+            // The limit is a time of the store's clock, which may be set back.
+            let renewed = one.answered.unwrap_or(one.requested);
+            let behind = history.clock_behind(renewed) - history.clock_behind(ask.requested);
+            answered + limit + behind.max(0) + ROUNDING < one.requested + lease
         }
         (Mode::RenewTicket(_) | Mode::ReleaseTicket, ..) => false,
         _ => true,
@@ -280,6 +283,17 @@ mod tests {
         let renewed = |lease| used(Mode::RenewTicket(lease * MS), 200);
         assert_eq!(found(None, &[revoked.clone(), renewed(62)]), 0);
         assert_eq!(found(None, &[revoked.clone(), renewed(63)]), 1);
-        assert_eq!(found(Some(205), &[revoked, renewed(63)]), 0);
+        assert_eq!(found(Some(205), &[revoked.clone(), renewed(63)]), 0);
+        // The clock of the store is set back, so the limit comes later.
+        let set_back = |at, lease| {
+            let maker = becomes_ticket(section("a", 0, 100), "one", 3000);
+            let mut history = history(vec![maker, revoked.clone(), renewed(lease)]);
+            history.clock_steps = vec![(at * MS, -30 * MS)];
+            check(&history).len()
+        };
+        for at in [151, 205, 210] {
+            assert_eq!([set_back(at, 92), set_back(at, 93)], [0, 1]);
+        }
+        assert_eq!([set_back(149, 63), set_back(211, 63)], [1, 1]);
     }
 }
