@@ -44,7 +44,8 @@ pub struct Pending {
 /// A thread or owner of a peer, which runs its commands one after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Worker<'a> {
-    peer: &'a Peer,
+    /// The process that runs it.
+    pub peer: &'a Peer,
     number: u64,
 }
 
@@ -236,6 +237,27 @@ impl Pending {
             Ok(value) => value,
             Err(error) => panic!("{what}: {error}"),
         }
+    }
+
+    /// Waits for an answer that is not an error, and repeats an action in these intervals until it comes.
+    ///
+    /// # Panics
+    ///
+    /// Like [`Pending::value`].
+    #[track_caller]
+    pub fn value_repeating(self, interval: Duration, mut action: impl FnMut()) -> Value {
+        let mut waited = Duration::ZERO;
+        while waited < ANSWER_LIMIT {
+            match self.answer.recv_timeout(interval) {
+                Ok(Answer { result, .. }) => {
+                    return result.unwrap_or_else(|error| panic!("{}: {error}", self.what));
+                }
+                Err(RecvTimeoutError::Timeout) => action(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            waited += interval;
+        }
+        self.value()
     }
 
     /// Waits for an answer that is an array of numbers.

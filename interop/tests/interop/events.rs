@@ -54,7 +54,7 @@ each_kind! {
             assert!(a.run_bool(&format!("unlock {on}")));
             let released = next_of_holders(&mut watch).await;
             assert!(matches!(&released, Change::Released(by) if is_owner(by, &kind.field(a))), "{released:?}");
-            assert!(is_acquired(&waits.value()));
+            assert!(is_acquired(&detector.woken(waits)));
             let acquired = next_of_holders(&mut watch).await;
             assert!(matches!(&acquired, Change::Acquired(by) if is_owner(by, &kind.field(b))), "{acquired:?}");
             assert!(b.run_bool(&format!("unlock {on}")));

@@ -1,7 +1,10 @@
 //! The kinds of exclusive lock.
 
-use redlatch_interop::Worker;
+use std::time::Duration;
+
+use redlatch_interop::{Pending, Worker};
 use redlatch_testkit::Server;
+use serde_json::Value;
 
 use crate::peers::{until, until_subscribed};
 
@@ -46,6 +49,7 @@ impl Kind {
 pub(crate) struct WaitDetector<'a> {
     server: &'a Server,
     channel: Option<String>,
+    may_miss_message: bool,
     /// Number of commands that the server had run before.
     commands: i64,
 }
@@ -61,6 +65,8 @@ impl<'a> WaitDetector<'a> {
         WaitDetector {
             server,
             channel: kind.channel(name, waiter),
+            may_miss_message: kind.0 == "fenced"
+                && waiter.peer.library_version().starts_with("redisson"),
             commands: commands(server),
         }
     }
@@ -74,6 +80,21 @@ impl<'a> WaitDetector<'a> {
                 commands(self.server) > self.commands + 20
             }),
         }
+    }
+
+    /// Returns the answer of the waiter, which was woken by a release.
+    ///
+    /// Redisson's `lockAsync`, which `lockAndGetToken` uses, can miss a message: `LockPubSub.onMessage` looks for a listener and then
+    /// releases a latch, and the waiter may look at the latch after it has added its listener, both in between. So it gets another
+    /// message if it does not answer.
+    #[track_caller]
+    pub(crate) fn woken(&self, waits: Pending) -> Value {
+        let Some(channel) = self.channel.as_ref().filter(|_| self.may_miss_message) else {
+            return waits.value();
+        };
+        waits.value_repeating(Duration::from_secs(5), || {
+            let _: i64 = self.server.command(&["PUBLISH", channel, "0"]);
+        })
     }
 }
 

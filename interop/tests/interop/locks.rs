@@ -26,7 +26,7 @@ each_kind! {
         assert!(waits.is_pending());
         assert!(a.run_bool(&format!("unlock {on}")));
         // Long before the lease ends, so it was woken.
-        assert!(is_acquired(&waits.value()));
+        assert!(is_acquired(&detector.woken(waits)));
         assert!(!is_acquired(&a.run(&format!("lock {on} 0 -1"))), "held by b");
         assert!(b.run_bool(&format!("unlock {on}")));
         assert!(!a.run_bool(&format!("is-locked {on}")));
@@ -74,7 +74,7 @@ each_kind! {
         let waits = next.send(&format!("lock {on} -1 {LEASE}"));
         detector.until_waiting();
         assert!(b.run_bool(&format!("force-unlock {on}")));
-        assert!(is_acquired(&waits.value()), "a waiter is woken");
+        assert!(is_acquired(&detector.woken(waits)), "a waiter is woken");
         a.run_err(&format!("unlock {on}"));
         assert!(next.run_bool(&format!("is-held {on}")), "and keeps it");
         assert!(b.run_bool(&format!("force-unlock {on}")));
@@ -119,7 +119,7 @@ each_kind! {
         assert!(a.run_bool(&format!("is-held {on}")));
         assert!(waits.is_pending());
         assert!(a.run_bool(&format!("unlock {on}")));
-        assert!(is_acquired(&waits.value()));
+        assert!(is_acquired(&detector.woken(waits)));
         assert!(b.run_bool(&format!("unlock {on}")));
     }
 
