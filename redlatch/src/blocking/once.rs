@@ -61,7 +61,8 @@ impl Once {
             Err(earlier) => return Ok(Err(earlier)),
         };
         let output = work();
-        self.worker.run(run.inner.finish_or_log())?;
+        // The work was started, so no error may be returned.
+        let _ = self.worker.run(run.inner.finish_or_log());
         Ok(Ok(output))
     }
 }

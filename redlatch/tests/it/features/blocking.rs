@@ -340,6 +340,22 @@ fn run_reports_loss_although_the_runtime_has_ended() {
     assert_matches!(ran, Err(Error::Lost { .. }));
 }
 
+/// The work has been done; that its outcome cannot be recorded is no error.
+#[test]
+fn run_of_a_slot_returns_its_output_although_the_runtime_has_ended() {
+    let runtime = threaded_runtime();
+    let once = runtime.block_on(async {
+        let client = redlatch::Client::embedded();
+        client.blocking().unwrap().once("a", "today")
+    });
+    let ran = once.run(|| {
+        drop(runtime);
+        7
+    });
+    assert_eq!(ran, Ok(Ok(7)));
+    assert_eq!(once.run(|| 8), Err(Error::NoRuntime));
+}
+
 /// A guard of a shared client that is dropped on a thread releases in the runtime.
 #[test]
 fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {
