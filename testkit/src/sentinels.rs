@@ -84,7 +84,7 @@ impl Sentinels {
         Sentinels::start_with(SentinelPlan::default())
     }
 
-    /// Starts servers with this configuration. Returns once the replicas are in sync, and the
+    /// Starts servers with this configuration. Returns once the replicas confirm writes, and the
     /// sentinels know each other and the replicas.
     ///
     /// # Panics
@@ -124,6 +124,17 @@ impl Sentinels {
             deployment,
         };
         all.await_healthy();
+        // A new replica acknowledges nothing for up to a second. Clients would wait as long for their first acquisitions.
+        let mut connection = all.servers[0].connection();
+        let mut write = redis::pipe();
+        write
+            .cmd("FLUSHALL")
+            .ignore()
+            .cmd("WAIT")
+            .arg(plan.replicas)
+            .arg(10_000);
+        let [confirmed]: [usize; 1] = write.query(&mut connection).expect("a new master");
+        assert_eq!(confirmed, plan.replicas, "replicas confirm a write");
         all
     }
 
