@@ -124,17 +124,7 @@ impl Sentinels {
             deployment,
         };
         all.await_healthy();
-        // A new replica acknowledges nothing for up to a second. Clients would wait as long for their first acquisitions.
-        let mut connection = all.servers[0].connection();
-        let mut write = redis::pipe();
-        write
-            .cmd("FLUSHALL")
-            .ignore()
-            .cmd("WAIT")
-            .arg(plan.replicas)
-            .arg(10_000);
-        let [confirmed]: [usize; 1] = write.query(&mut connection).expect("a new master");
-        assert_eq!(confirmed, plan.replicas, "replicas confirm a write");
+        all.servers[0].write_to_replicas(plan.replicas);
         all
     }
 

@@ -308,6 +308,24 @@ impl Server {
         Ok(online.count())
     }
 
+    /// Flushes all data, and waits until this many replicas confirm it. Until then clients would wait for their first
+    /// acquisitions, because a new replica acknowledges nothing for up to a second.
+    ///
+    /// # Panics
+    ///
+    /// If they do not confirm it.
+    pub fn write_to_replicas(&self, replicas: usize) {
+        let mut write = redis::pipe();
+        write
+            .cmd("FLUSHALL")
+            .ignore()
+            .cmd("WAIT")
+            .arg(replicas)
+            .arg(10_000);
+        let confirmed: redis::RedisResult<[usize; 1]> = write.query(&mut self.connection());
+        assert_eq!(confirmed, Ok([replicas]), "replicas that confirm a write");
+    }
+
     /// Returns the number of connections, not counting the one that this call uses.
     pub fn clients(&self) -> usize {
         self.command::<String>(&["CLIENT", "LIST"]).lines().count() - 1

@@ -50,6 +50,7 @@ impl Named {
             master: AtomicUsize::new(0),
         };
         named.await_healthy();
+        named.servers[0].write_to_replicas(1);
         named
     }
 
