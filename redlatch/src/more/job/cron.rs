@@ -70,6 +70,11 @@ impl Cron {
             let reason = format!("it has {fields} fields; use five, or six with seconds");
             return Err(invalid(reason));
         }
+        // The parser takes an empty list for one that never fires, which it only finds out by trying all minutes until the year 5000.
+        let shown = text.escape_debug();
+        if text.split([' ', ',']).any(str::is_empty) {
+            return Err(invalid(format!("`{shown}` has a list with an empty item")));
+        }
         // The weekday is the last field, the day of the month the third from the end.
         let mut days = text.rsplit(' ').step_by(2).take(2);
         let parser = CronParser::builder()
@@ -77,7 +82,6 @@ impl Cron {
             .seconds(Seconds::Optional)
             .year(Year::Disallowed)
             .build();
-        let shown = text.escape_debug();
         let pattern = parser
             .parse(&text)
             .map_err(|error| invalid(format!("`{shown}`: {}", reason(&error))))?;
