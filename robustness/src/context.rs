@@ -154,8 +154,12 @@ impl Context {
         })
     }
 
-    /// Records that the store loses data while the closure runs. Then sets the permits again, as an operator
-    /// would have to.
+    /// Sets the permits that the store may have lost, as an operator would have to.
+    pub(crate) fn set_permits(&self) -> Result<()> {
+        set_permits_blocking(&self.deployment.url(), &self.names(), REPAIR_LIMIT)
+    }
+
+    /// Records that the store loses data while the closure runs. Then sets the permits again.
     pub(crate) fn with_data_loss<T>(
         &mut self,
         loss: DataLoss,
@@ -163,7 +167,7 @@ impl Context {
     ) -> Result<T> {
         let from = now();
         let done = action(self)?;
-        set_permits_blocking(&self.deployment.url(), &self.names(), REPAIR_LIMIT)?;
+        self.set_permits()?;
         lock(&self.history).record_data_loss(from, now(), loss);
         Ok(done)
     }

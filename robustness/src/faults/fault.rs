@@ -70,6 +70,9 @@ impl Fault {
         if context.deployment.masters() == before {
             return Ok(());
         }
+        if !self.lossless_failover {
+            context.set_permits()?;
+        }
         let (mut history, until) = (lock(&context.history), now());
         history.failovers.push((from, until));
         if !self.lossless_failover {

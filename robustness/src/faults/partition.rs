@@ -82,6 +82,7 @@ pub(super) const FAULTS: [Fault; 4] = [
 /// left it.
 fn partition_with_loss(context: &mut Context, duration: Duration, loss: DataLoss) -> Result<()> {
     let (from, until) = partition_master(context, duration)?;
+    context.set_permits()?;
     lock(&context.history).record_data_loss(from, until, loss);
     Ok(())
 }
