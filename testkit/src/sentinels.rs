@@ -124,7 +124,9 @@ impl Sentinels {
             deployment,
         };
         all.await_healthy();
-        all.servers[0].write_to_replicas(plan.replicas);
+        if plan.replicas > 0 {
+            all.servers[0].write_to_replicas(plan.replicas);
+        }
         all
     }
 
