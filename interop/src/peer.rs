@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -218,11 +218,10 @@ impl Pending {
     /// If there is none for a long time.
     #[track_caller]
     pub fn answer(self) -> Answer {
-        match self.answer.recv_timeout(ANSWER_LIMIT) {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => panic!("{}: no answer", self.what),
-            Err(RecvTimeoutError::Disconnected) => panic!("{}: the peer has ended", self.what),
-        }
+        let Some(answer) = self.answer_within(ANSWER_LIMIT) else {
+            panic!("{}: no answer", self.what);
+        };
+        answer
     }
 
     /// Waits for an answer that is not an error.
@@ -232,11 +231,7 @@ impl Pending {
     /// If it is an error, or if there is none for a long time.
     #[track_caller]
     pub fn value(self) -> Value {
-        let what = self.what.clone();
-        match self.answer().result {
-            Ok(value) => value,
-            Err(error) => panic!("{what}: {error}"),
-        }
+        self.value_repeating(ANSWER_LIMIT, || ())
     }
 
     /// Waits for an answer that is not an error, and repeats an action in these intervals until it comes.
@@ -246,18 +241,24 @@ impl Pending {
     /// Like [`Pending::value`].
     #[track_caller]
     pub fn value_repeating(self, interval: Duration, mut action: impl FnMut()) -> Value {
-        let mut waited = Duration::ZERO;
-        while waited < ANSWER_LIMIT {
-            match self.answer.recv_timeout(interval) {
-                Ok(Answer { result, .. }) => {
-                    return result.unwrap_or_else(|error| panic!("{}: {error}", self.what));
-                }
-                Err(RecvTimeoutError::Timeout) => action(),
-                Err(RecvTimeoutError::Disconnected) => break,
+        let end = Instant::now() + ANSWER_LIMIT;
+        loop {
+            match self.answer_within(interval).map(|answer| answer.result) {
+                Some(Ok(value)) => return value,
+                Some(Err(error)) => panic!("{}: {error}", self.what),
+                None => assert!(Instant::now() < end, "{}: no answer", self.what),
             }
-            waited += interval;
+            action();
         }
-        self.value()
+    }
+
+    #[track_caller]
+    fn answer_within(&self, limit: Duration) -> Option<Answer> {
+        match self.answer.recv_timeout(limit) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("{}: the peer has ended", self.what),
+        }
     }
 
     /// Waits for an answer that is an array of numbers.
@@ -277,13 +278,7 @@ impl Pending {
     /// If the peer has ended.
     #[track_caller]
     pub fn is_pending(&self) -> bool {
-        match self.answer.try_recv() {
-            Err(std::sync::mpsc::TryRecvError::Empty) => true,
-            Err(std::sync::mpsc::TryRecvError::Disconnected) => {
-                panic!("{}: the peer has ended", self.what)
-            }
-            Ok(_) => false,
-        }
+        self.answer_within(Duration::ZERO).is_none()
     }
 }
 

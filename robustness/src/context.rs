@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::{Proxy, Server};
 
 use crate::Result;
-use crate::clock::now;
+use crate::clock::{Time, now};
 use crate::deployment::Deployment;
 use crate::final_check::set_permits_blocking;
 use crate::history::{DataLoss, FaultWindow, History};
@@ -159,7 +159,14 @@ impl Context {
         set_permits_blocking(&self.deployment.url(), &self.names(), REPAIR_LIMIT)
     }
 
-    /// Records that the store loses data while the closure runs. Then sets the permits again.
+    /// Records that the store has lost data since a time, until it has its permits again.
+    pub(crate) fn record_data_loss(&self, from: Time, loss: DataLoss) -> Result<()> {
+        self.set_permits()?;
+        lock(&self.history).record_data_loss(from, now(), loss);
+        Ok(())
+    }
+
+    /// Records that the store loses data while the closure runs.
     pub(crate) fn with_data_loss<T>(
         &mut self,
         loss: DataLoss,
@@ -167,8 +174,7 @@ impl Context {
     ) -> Result<T> {
         let from = now();
         let done = action(self)?;
-        self.set_permits()?;
-        lock(&self.history).record_data_loss(from, now(), loss);
+        self.record_data_loss(from, loss)?;
         Ok(done)
     }
 

@@ -158,6 +158,14 @@ mod tests {
         history(sections.collect())
     }
 
+    fn with_clock_tokens(tokens: &[u64]) -> History {
+        let mut one = with_tokens(tokens);
+        for section in &mut one.sections {
+            section.request.name = "fenced:0".into();
+        }
+        one
+    }
+
     #[test]
     fn growing_tokens_are_accepted() {
         assert!(check(&with_tokens(&[1, 2, 5, 9]), &[]).is_empty());
@@ -248,11 +256,8 @@ mod tests {
     #[test]
     fn clock_that_was_set_back_explains_tokens_until_it_has_caught_up() {
         let explains = |step: Time, first: u64| {
-            let mut one = with_tokens(&[first, 5, 3]);
+            let mut one = with_clock_tokens(&[first, 5, 3]);
             one.record_data_loss(5 * MS, 6 * MS, DataLoss::NO_DATA);
-            for section in &mut one.sections {
-                section.request.name = "fenced:0".into();
-            }
             let [first, second, third] = &one.sections[..] else {
                 panic!("three sections");
             };
@@ -270,11 +275,8 @@ mod tests {
     #[test]
     fn clock_that_was_set_back_explains_the_token_of_an_adopter() {
         let explains = |behind: Time| {
-            let mut one = with_tokens(&[5, 4, 4]);
+            let mut one = with_clock_tokens(&[5, 4, 4]);
             one.record_data_loss(5 * MS, 6 * MS, DataLoss::NO_DATA);
-            for section in &mut one.sections {
-                section.request.name = "fenced:0".into();
-            }
             one.sections[1] = becomes_ticket(one.sections[1].clone(), "one", 3000);
             one.sections[2] = adopts("one", one.sections[2].clone());
             let between = one.sections[1].requested - one.sections[0].acquired.unwrap();
@@ -289,10 +291,7 @@ mod tests {
     /// A lost release or acquisition lets a ticket and a later hold exist beside each other.
     #[test]
     fn lost_data_explains_an_older_token_of_the_clock_for_an_adopter() {
-        let mut one = with_tokens(&[4, 5, 4]);
-        for section in &mut one.sections {
-            section.request.name = "fenced:0".into();
-        }
+        let mut one = with_clock_tokens(&[4, 5, 4]);
         one.sections[0] = becomes_ticket(one.sections[0].clone(), "one", 3000);
         one.sections[2] = adopts("one", one.sections[2].clone());
         let rules = |one: &History| -> Vec<Rule> {

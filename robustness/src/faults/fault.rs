@@ -70,15 +70,11 @@ impl Fault {
         if context.deployment.masters() == before {
             return Ok(());
         }
-        if !self.lossless_failover {
-            context.set_permits()?;
+        lock(&context.history).failovers.push((from, now()));
+        match self.lossless_failover {
+            true => Ok(()),
+            false => context.record_data_loss(from, DataLoss::UNREPLICATED),
         }
-        let (mut history, until) = (lock(&context.history), now());
-        history.failovers.push((from, until));
-        if !self.lossless_failover {
-            history.record_data_loss(from, until, DataLoss::UNREPLICATED);
-        }
-        Ok(())
     }
 }
 
